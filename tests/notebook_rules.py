@@ -11,11 +11,19 @@ from typing import Any
 
 import nbformat
 
+from press.words import NUMBER
 from prose import measured_numbers
 
 Notebook = dict[str, Any]
-MOST_LINES, MOST_MEASURING = 30, 60
-STUDY_TAGS = {"parameters", "measure", "paper", "appendix"}
+MOST_LINES = 30
+VERBS = "from press.rows import"
+"""A notebook that imports so is in the form of DESIGN.md, "A notebook"."""
+MOST_CELLS, MOST_CELL_LINES, MOST_CODE, MOST_NAMES, MOST_KNOBS = 16, 12, 150, 10, 6
+LONG = ("Compilers", "Whole models")
+"""Titles that begin so may have more lines of code."""
+MOST_LONG = 230
+OURS = ("fusedlib", "measure", "models", "press", "flawed_")
+STUDY_TAGS = {"parameters", "measure", "paper", "appendix", "live"}
 FRAME_TAGS = {"parameters", "abstract", "paper", "studies", "details", "appendix", "floats"}
 NEIGHBOUR = re.compile(r"\]\(\d\d_\w+\.ipynb\)")
 
@@ -41,16 +49,77 @@ def problems(notebook: Notebook, *, frame: bool = False) -> list[str]:
         faults.append("the first cell is not a markdown title")
     for i, cell in enumerate(cells):
         if cell["cell_type"] == "markdown":
-            faults += [f"cell {i} states {text!r}" for text in measured_numbers(source(cell))]
+            text = NUMBER.sub("", source(cell))  # links that `make figures` fills
+            faults += [f"cell {i} states {number!r}" for number in measured_numbers(text)]
         if strange := set(tags(cell)) - (FRAME_TAGS if frame else STUDY_TAGS):
             faults.append(f"cell {i} has unknown tags: {', '.join(sorted(strange))}")
     for i, cell in code:
         faults += [f"cell {i} {problem}" for problem in _code_cell(cell)]
     if not any("is no plain Python" in problem for problem in faults):
         # A cell may build a name up; another cell that changes it makes the order of runs matter.
-        names = Counter(name for _, cell in code for name in set(_assigned(source(cell))))
+        plain = [cell for _, cell in code if source(cell)[:1] not in ("%", "!")]
+        names = Counter(name for cell in plain for name in set(_assigned(source(cell))))
         faults += [f"{name} is assigned in {n} cells" for name, n in names.items() if n > 1]
-    return faults if frame else faults + list(_for_readers(cells))
+    verbs = any(VERBS in source(cell) for _, cell in code)
+    readers = _of_verbs if verbs else _for_readers
+    return faults if frame else faults + list(readers(cells))
+
+
+def _of_verbs(cells: list[dict[str, Any]]) -> Iterator[str]:
+    """What a notebook on verbs owes to someone who reads it."""
+    prose = "\n".join(source(cell) for cell in cells if cell["cell_type"] == "markdown")
+    for wanted, words in (
+        ("**Predict:**", "asks for no prediction"), ("<details>", "folds no answer"),
+        ("Break it", "breaks nothing"), ("](../figures/", "does not open with a picture"),
+    ):  # fmt: skip
+        if wanted not in prose:
+            yield words
+    if not NEIGHBOUR.search(prose):
+        yield "links to no other notebook"
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    every = "\n".join(map(source, code))
+    for wanted, words in (
+        (".explore(", "has nothing to explore"), ("= measure(", "measures nothing"),
+        ('shown="this machine"', "does not show this machine"),
+    ):  # fmt: skip
+        if wanted not in every:
+            yield words
+    if not any("paper" in tags(cell) for cell in cells):
+        yield "no cell is tagged paper"
+    counts = [len(_lines(cell)) for cell in code]
+    yield from (f"a cell has {n} lines, more than {MOST_CELL_LINES}"
+                for n in counts if n > MOST_CELL_LINES)  # fmt: skip
+    if len(code) > MOST_CELLS:
+        yield f"has {len(code)} cells of code, more than {MOST_CELLS}"
+    most = MOST_LONG if source(cells[0]).removeprefix("# ").startswith(LONG) else MOST_CODE
+    if sum(counts) > most:
+        yield f"has {sum(counts)} lines of code, more than {most}"
+    yield from _ours(every)
+    [given] = [cell for cell in code if "parameters" in tags(cell)] or [None]
+    knobs = [line for line in _lines(given) if not line.startswith("sizes:")] if given else []
+    if not 4 <= len(knobs) <= MOST_KNOBS:
+        yield f"has {len(knobs)} knobs, not 4 to {MOST_KNOBS}"
+
+
+def _lines(cell: dict[str, Any]) -> list[str]:
+    """Lines of code but imports, magics and comments."""
+    left_out = ("#", "%", "import ", "from ")
+    lines = (line.strip() for line in source(cell).splitlines())
+    return [line for line in lines if line and not line.startswith(left_out)]
+
+
+def _ours(code: str) -> Iterator[str]:
+    """Names of ours that a notebook imports: few, and no module through which all are there."""
+    tree = ast.parse("\n".join(line for line in code.splitlines() if line[:1] not in ("%", "!")))
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names if alias.name.startswith(OURS)]
+            yield from (f"imports the whole module {name}" for name in modules)
+        elif isinstance(node, ast.ImportFrom) and str(node.module).startswith(OURS):
+            names += [alias.name for alias in node.names]
+    if len(names) > MOST_NAMES:
+        yield f"imports {len(names)} names of ours, more than {MOST_NAMES}"
 
 
 def _for_readers(cells: list[dict[str, Any]]) -> Iterator[str]:
@@ -84,6 +153,7 @@ def _format(notebook: Notebook) -> Iterator[str]:
 
 def _code_cell(cell: dict[str, Any]) -> Iterator[str]:
     text = source(cell)
+    magic = text.startswith("%%") and "live" in tags(cell)
     if cell["outputs"]:
         yield "has outputs"
     if cell["execution_count"] is not None:
@@ -91,10 +161,11 @@ def _code_cell(cell: dict[str, Any]) -> Iterator[str]:
     leftover = set(cell["metadata"]) & {"papermill", "execution", "ExecuteTime"}
     if leftover:
         yield f"has metadata of a run: {', '.join(sorted(leftover))}"
-    most = MOST_MEASURING if "measure" in tags(cell) else MOST_LINES
     lines = sum(bool(line.strip()) for line in text.splitlines())
-    if lines > most:
-        yield f"has {lines} lines, more than {most}"
+    if lines > MOST_LINES:
+        yield f"has {lines} lines, more than {MOST_LINES}"
+    if magic or (text.startswith("!") and "live" in tags(cell)):
+        return
     try:
         ast.parse(text)
     except SyntaxError as error:

@@ -140,7 +140,7 @@ def test_published_sum_is_reproduced_to_every_digit(name: str):
     assert PUBLISHED[name] in str(total)
 
 
-@pytest.mark.parametrize("case", precision.four_sums()[:4], ids=lambda c: c["provider"])
+@pytest.mark.parametrize("case", precision.four_sums(["cpu"]), ids=lambda c: c["provider"])
 def test_representation_and_accumulation_make_up_the_error(case: accumulation.Case):
     name = case["provider"]
     value = accumulation.four_sum(name, 1000).item()

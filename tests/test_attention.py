@@ -282,7 +282,7 @@ def test_bad_cases_are_refused(change, message):
 
 def raced(tmp_path, *names, contexts=(24,)):
     """Rows of a race at width 8 in fp32, and the recorder that wrote them."""
-    recorder = results.Recorder(races.STUDY, "quick", fresh=False, directory=tmp_path)
+    recorder = results.Recorder("07_attention", "quick", fresh=False, directory=tmp_path)
     recorder.race(races.RACE, races.cases("course", contexts, [8], ["float32"], names, **SHAPE))
     return recorder.rows().set_index(["context_length", "provider", "direction"]), recorder
 

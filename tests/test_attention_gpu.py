@@ -56,7 +56,7 @@ def test_a_look_at_what_is_kept_leaves_nothing_behind(name):
 
 def test_running_out_of_memory_leaves_the_next_shape_whole(tmp_path, limit_memory):
     def raced(*contexts):
-        recorder = results.Recorder(races.STUDY, "quick", fresh=True, directory=tmp_path)
+        recorder = results.Recorder("07_attention", "quick", fresh=True, directory=tmp_path)
         recorder.race(races.RACE, races.cases(
             "course", contexts, [64], ["float32"], ["plain", "efficient"], batch_size=8,
             repetitions=2, device="cuda",

@@ -188,9 +188,10 @@ def test_a_torn_last_line_is_said_and_its_case_measured(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("dtype=float33", "dtype must be in [float32|bfloat16|float16], but 'float33' is not"),
-        ("context_length=0", "context_length must be in [1..], but 0 is not"),
-        ("core_step=3", "core_step must be in [2|4|8], but 3 is not"),
+        ("01_warmup.dtype=float33", "dtype must be float32, bfloat16 or float16, not 'float33'"),
+        ("context_length=0", "context_length must be int in [1..], not 0"),
+        ("core_step=3", "core_step must be 2, 4 or 8, not 3"),
+        ("03_kernels.rivals=ligr", "03_kernels: unknown rival 'ligr' in swiglu; known: fused,"),
         (
             "modls=nano",
             "parameter 'modls' is unknown; known: alone, alone_images, apart_tokens,",
@@ -215,17 +216,19 @@ def test_a_sweep_of_nothing_is_refused(empty):
 
 
 @pytest.mark.parametrize("failed", [False, True], ids=["no-rows", "all-failed"])
-def test_a_study_of_which_nothing_came_here_still_shows_the_recorded_rows(failed):
+def test_a_study_of_which_nothing_came_here_still_shows_the_recorded_rows(
+    failed, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
     shared = warmup.problem(64, device="cpu")
     options = {"models": ["nano"], "directions": ["step"], "count": 30, "warmups": [0]}
     cases = warmup.step_cases(shared, "fresh", 1, **options)
     cases += warmup.first_step_cases(shared, models=["nano"], compiled=["nano"])
-    with replay.recorded_rows():
-        recorder = Recorder(warmup.STUDY, profile="quick")
-        for case in cases if failed else []:
-            recorder.append(case, status="failed", reason="bad luck")
-        assert recorder.rows()["own"].sum() == (len(cases) if failed else 0)
-        shown = replay.analysis_of(paths.ROOT / "notebooks" / f"{warmup.STUDY}.ipynb")
+    recorder = Recorder("01_warmup", profile="quick")
+    for case in cases if failed else []:
+        recorder.append(case, status="failed", reason="bad luck")
+    assert recorder.rows()["own"].sum() == (len(cases) if failed else 0)
+    shown = replay.analysis_of(paths.ROOT / "notebooks" / "01_warmup.ipynb")
     assert len(shown.claims) >= 3
     for stated in shown.claims:
         assert stated.summary().count("holds in") >= 1, "the recorded machine's"

@@ -6,8 +6,9 @@ import pytest
 from nbformat import NotebookNode
 
 from fusedlib.bench import machine
+from measure import study
 from press import claims as stating
-from press import display, measuring, published, replay
+from press import display, published, replay
 from press.claims import Claim
 from press.headlines import counts
 from press.pages.outputs import where_it_holds
@@ -166,8 +167,8 @@ def test_where_the_leading_machine_measured_nothing_the_sentence_is_another_s_an
 
 
 def test_cases_that_the_full_profile_does_not_measure_are_not_asked_for(monkeypatch):
-    monkeypatch.setattr(measuring, "studies", lambda: ["00_x"])
-    monkeypatch.setattr(measuring, "full_cases", lambda study: {"1": {}, "2": {}})
+    monkeypatch.setattr(study, "names", lambda: ["00_x"])
+    monkeypatch.setattr(study, "full_cases", lambda name: {"1": {}, "2": {}})
     rows = frame(
         recording=["a", "a", "a", "b", "b"], case=["1", "2", "former", "1", "2"],
         median_ms=[1.0, 2.0, 99.0, 1.0, 3.0], study=["00_x"] * 5,
@@ -272,13 +273,18 @@ def test_a_claim_needs_its_sentence():
         stating.claim("x", frame(median_ms=[1.0]))(lambda measured: ({}, True))
 
 
-def test_the_analysis_of_a_notebook_runs_without_its_measuring(tmp_path):
+def test_the_analysis_of_a_notebook_measures_nothing(tmp_path):
     def cell(text, *tags):
         return nbformat.v4.new_code_cell(text, metadata={"tags": list(tags)})
 
     cells = [
         cell("from press import display\nx = 1"),
-        cell("raise SystemExit", "measure"),
+        cell(
+            "from measure.recording.results import Recorder\n"
+            "def measure(case): raise SystemExit\n"
+            "Recorder('01_x', profile='quick').sweep([{'n': 1}], measure)",
+            "measure",
+        ),
         cell("display.prose(f'It is {x}.')"),
     ]
     path = tmp_path / "n.ipynb"

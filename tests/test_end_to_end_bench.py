@@ -47,7 +47,7 @@ def step(precision="fp32", **options):
 
 
 def recorder(folder):
-    return results.Recorder(cases.STUDY, profile="quick", fresh=False, directory=folder)
+    return results.Recorder("06_end_to_end", profile="quick", fresh=False, directory=folder)
 
 
 def raced(folder, experiment, precision="fp32"):

@@ -14,7 +14,7 @@ SHORT = cases.setting("cuda", seconds=0.0, repetitions=2)
 
 
 def raced(folder, experiment, precision, context=128):
-    own = results.Recorder(cases.STUDY, "quick", fresh=False, directory=folder)
+    own = results.Recorder("06_end_to_end", "quick", fresh=False, directory=folder)
     todo = cases.races(SHORT, experiment, ["small"], [context], [precision])
     own.race(races.RACE, todo)
     return {row["provider"]: row for row in results.read_rows(own.path)}
@@ -67,7 +67,7 @@ def test_mlps_take_turns_without_compiling_again_and_hold_no_more_than_eager(tmp
 
 
 def test_under_load_mlps_tell_their_energy(tmp_path):
-    own = results.Recorder(cases.STUDY, "quick", directory=tmp_path)
+    own = results.Recorder("06_end_to_end", "quick", directory=tmp_path)
     turns = cases.races(SHORT, "mlp", ["small"], [256], ["bf16"], ["eager", "fused"])
     own.race(races.LOADED, sustained.loaded_cases(turns, seconds=0.3))
     rows = results.read_rows(own.path)
@@ -78,7 +78,7 @@ def test_under_load_mlps_tell_their_energy(tmp_path):
 
 
 def test_linear_is_right_in_a_model(tmp_path):
-    own = results.Recorder(cases.STUDY, "quick", directory=tmp_path)
+    own = results.Recorder("06_end_to_end", "quick", directory=tmp_path)
     wide = cases.races(SHORT, "model", ["large"], [256], ["fp32"], ["eager", "linear"])
     own.race(races.RACE, wide)
     rows = {row["provider"]: row for row in results.read_rows(own.path)}

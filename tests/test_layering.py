@@ -77,7 +77,7 @@ def test_sys_path_is_not_edited():
 @pytest.mark.parametrize(
     ("module", "more"),
     [("fusedlib", "torch"), ("models.transformer", "typer"),
-     ("press.cli", "torch")],
+     ("fusedlib.bench.race", "pydantic"), ("press.cli", "torch")],
 )  # fmt: skip
 def test_import_brings_in_no_study_tool(module, more):
     tools = {*STUDY_TOOLS, more}

@@ -24,7 +24,7 @@ TURNS = {"optimizer": False, "group": "arms", "repetitions": 2}
 
 
 def recorder(folder):
-    return results.Recorder(llama.STUDY, profile="quick", fresh=True, directory=folder)
+    return results.Recorder("11_llama", profile="quick", fresh=True, directory=folder)
 
 
 def raced(folder, arms, **settings):
@@ -418,7 +418,7 @@ def test_the_notebook_tells_what_the_rules_say_of_rows_and_where_there_are_none(
         return " ".join(nbformat.from_dict(o).data["text/plain"] for o in cell.outputs)
 
     assert "has no rows of these rules" in sentence()
-    own = results.Recorder(llama.STUDY, profile="quick")
+    own = results.Recorder("11_llama", profile="quick")
     arms = ["huggingface", "liger", "fused"]
     settings = LEARNING | {"dtype": "float32", "seed": 0}
     exact = llama.cases("first-steps", [llama.EXACT, *arms], steps=8, **settings)

@@ -39,7 +39,7 @@ def with_data(monkeypatch):
 
 @pytest.fixture
 def recorder(tmp_path, with_data):
-    return results.Recorder(study.STUDY, "quick", False, tmp_path)
+    return results.Recorder("10_mnist", "quick", False, tmp_path)
 
 
 def by(function):

@@ -177,7 +177,7 @@ def test_a_bad_plan_is_refused(kind, size, message):
 
 def test_a_plan_is_timed_beside_no_plan(tmp_path):
     asked = plans([1], [2], [1])
-    recorder = Recorder(model_memory.STUDY, profile="quick", directory=tmp_path)
+    recorder = Recorder("09_model_memory", profile="quick", directory=tmp_path)
     recorder.sweep(asked[:1], Measure())
     recorder.sweep(asked, Measure())
     assert (recorder.measured, recorder.skipped) == (4, 1)  # a stopped run goes on

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import tarfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,11 +12,13 @@ import pandas as pd
 import pytest
 
 from fusedlib.bench import machine as machines
+from measure import study
 from measure.recording import paths, provenance, results
 from played_clock import PlayedClock
-from press import measuring, record, replay
+from press import record, replay
 from press.record import STUDY_S, Unit
 from press.running.config import Config, ConfigError, Study
+from visitor import search_path
 
 CARD = "NVIDIA H100 80GB HBM3"
 
@@ -75,7 +78,7 @@ def studies(monkeypatch) -> Config:
         return SimpleNamespace(claims=[SimpleNamespace(selection=s) for s in selections])
 
     monkeypatch.setattr(provenance, "packed", dict)
-    monkeypatch.setattr(measuring, "full_cases", lambda study: dict.fromkeys(cases[study]))
+    monkeypatch.setattr(study, "full_cases", lambda study: dict.fromkeys(cases[study]))
     monkeypatch.setattr(replay, "analysis_of", analysed)
     monkeypatch.setattr(
         results, "Recorder", lambda study, profile: SimpleNamespace(rows=lambda: rows(study))
@@ -256,10 +259,12 @@ class Runs:
     def __init__(self, folder: Path, fails: str = "") -> None:
         self.folder, self.fails = folder, fails
         self.seen: list[tuple[str, dict[str, str]]] = []
+        self.asked: list[tuple[list[str], float]] = []
         self.packed: list[list[str]] = []
 
-    def __call__(self, study: str) -> bool:
+    def __call__(self, study: str, cases: Path, until: float) -> bool:
         self.seen.append((study, dict(os.environ)))
+        self.asked.append((cases.read_text().split(), until))
         self.packed.append(sorted(path.name for path in (self.folder / "out").glob("*")))
         at = self.folder / "rows" / "card" / "day"
         at.mkdir(parents=True, exist_ok=True)
@@ -275,8 +280,7 @@ def test_a_study_after_the_other_is_told_what_to_measure_until_when(tmp_path, mo
     assert [study for study, _ in run.seen] == ["one", "two"], "each once"
     for _, variables in run.seen:
         assert variables[results.RECORDING] == "day"
-        assert Path(variables[results.CASES]).read_text().split() == ["a", "b", "x", "c"]
-        assert float(variables[results.UNTIL]) == 600
+    assert run.asked == [(["a", "b", "x", "c"], 600)] * 2
     assert dict(os.environ) == before
     assert not (tmp_path / "out").exists(), "nothing is packed unasked"
 
@@ -299,7 +303,7 @@ def test_one_that_fails_stops_no_other_and_is_told(tmp_path, fails):
 def test_when_the_time_is_over_no_other_study_begins(tmp_path, monkeypatch):
     clock, run = PlayedClock(), Runs(tmp_path)
     monkeypatch.setattr(record, "time", clock)
-    assert record.record(UNITS, "day", 10, lambda study: clock.sleep(601) or run(study)) is False
+    assert record.record(UNITS, "day", 10, lambda *asked: clock.sleep(601) or run(*asked)) is False
     assert [study for study, _ in run.seen] == ["one"]
 
 
@@ -316,7 +320,7 @@ def test_it_is_packed_after_each_study(tmp_path, capsys):
 
 
 def test_a_study_that_wrote_nothing_packs_nothing(tmp_path):
-    assert record.record(UNITS, "day", 10, lambda study: False, tmp_path / "out") is False
+    assert record.record(UNITS, "day", 10, lambda *asked: False, tmp_path / "out") is False
     assert not (tmp_path / "out").exists()
 
 
@@ -351,3 +355,24 @@ def test_what_is_carried_says_commit_files_and_plan(tmp_path, monkeypatch):
     describe(monkeypatch, dirty=True)
     with pytest.raises(ConfigError, match="differs from commit"):
         record.carry(config("one", "two"))
+
+
+# --- a study's part, in a process of its own -----------------------------------------------------
+
+
+def test_the_process_of_a_study_measures_the_listed_cases_until_the_time_is_over(
+    tmp_path, monkeypatch
+):
+    cases = study.full_cases("02_precision")
+    chosen = [name for name, case in cases.items() if case["experiment"] == "stagnation"][:2]
+    listed = tmp_path / "cases.txt"
+    listed.write_text("\n".join(chosen))
+    monkeypatch.setenv(results.RECORDING, "day")
+    monkeypatch.setenv("PYTHONPATH", search_path())
+    path = tmp_path / "rows" / "card" / "day" / "02_precision.jsonl"
+    assert record.measure("02_precision", listed, 1.0) is False
+    assert not path.exists(), "the time was over"
+    assert record.measure("02_precision", listed, time.time() + 600) is False
+    assert [row["case"] for row in results.read_rows(path)] == chosen
+    assert results.Recording.read(path.parent).profile == "full"
+    assert record.measure("02_precison", listed, time.time() + 600) is True

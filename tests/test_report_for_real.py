@@ -18,6 +18,7 @@ frame = "../report/report.ipynb"
 
 [[study]]
 name = "01_warmup"
+measure = "measure.warmup"
 title = "Warm-up"
 question = "How many steps?"
 full = {}
@@ -31,6 +32,7 @@ compiled = []
 
 [[study]]
 name = "02_precision"
+measure = "measure.precision"
 title = "Precision and accumulation"
 question = "How much is lost?"
 full = {}

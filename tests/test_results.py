@@ -348,14 +348,14 @@ def test_rows_of_no_known_machine_are_refused(tmp_path, content, message):
 def test_a_row_says_what_it_took_and_time_over_ends_a_sweep(tmp_path, monkeypatch):
 
     own, cases = recorder(tmp_path), [CASE | {"process": n} for n in range(3)]
-    monkeypatch.setenv(results.UNTIL, "1e12")
+    own.until = 1e12
     clock = PlayedClock()
     monkeypatch.setattr(results, "time", clock)
     own.sweep(cases[:1], lambda case: clock.sleep(0.2) or {"median_ms": 1.0})
     [row] = results.read_rows(own.path)
     assert row["took_s"] == 0.2
     clock.sleep(2)
-    monkeypatch.setenv(results.UNTIL, "1")
+    own.until = 1
     own.sweep(cases, lambda case: {"median_ms": 1.0})
     assert len(results.read_rows(own.path)) == 1
 
@@ -366,10 +366,8 @@ def test_a_named_recording_measures_what_it_lacks_and_listed_cases_alone(tmp_pat
     assert recorder(tmp_path, "full").missing(cases) == cases[1:]
     monkeypatch.setenv(results.RECORDING, "second day")
     assert recorder(tmp_path, "full").missing(cases) == cases
-    listed = tmp_path / "cases.txt"
-    listed.write_text(results.case_id("01_x", cases[0]))
-    monkeypatch.setenv(results.CASES, str(listed))
     again = recorder(tmp_path, "full")
+    again.only = {results.case_id("01_x", cases[0])}
     assert again.missing(cases) == cases[:1] and again.path.parent.name == "second day"
     again.append(cases[0], {"median_ms": 2.0})
     before = again.path.read_text()
@@ -377,22 +375,6 @@ def test_a_named_recording_measures_what_it_lacks_and_listed_cases_alone(tmp_pat
     assert again.path.read_text() == before
     again.append(cases[1], {"median_ms": 3.0})  # it took turns with the one that was
     assert again.path.read_text() != before
-
-
-def test_a_plan_lists_what_would_be_measured_and_leaves_it(tmp_path, monkeypatch):
-    cases = [{"provider": "a"}, {"provider": "b"}]
-    recorder(tmp_path).append(cases[0], {"median_ms": 1.0})
-    plan = tmp_path / "plan"
-    monkeypatch.setenv(results.PLAN, str(plan))
-    assert recorder(tmp_path).missing(cases) == []
-    line = f'{results.case_id("01_x", cases[1])} 01_x {{"provider": "b"}}\n'
-    assert plan.read_text() == line
-    for case in cases:  # as a race does with what this machine lacks
-        recorder(tmp_path).append(case, status="unavailable", reason="no GPU")
-    assert plan.read_text() == line + line
-    monkeypatch.delenv(results.PLAN)
-    monkeypatch.setenv(results.CASES, str(plan))
-    assert recorder(tmp_path).missing([*cases, {"provider": "c"}]) == cases[1:]
 
 
 def test_the_full_profile_hides_toy_rows_and_this_machine_is_always_a_category(tmp_path):

@@ -11,12 +11,12 @@ import pytest
 import measure
 from fusedlib import reference
 from fusedlib.bench import rivals
-from measure import mlp_memory, mlp_rivals, swiglu
+from measure import mlp_memory, mlp_rivals, study, swiglu
 from measure.end_to_end import cases as end_to_end
 from measure.end_to_end import races as end_to_end_course
 from measure.recording import paths
 from measure.recording.results import DESCRIPTION, case_id, read_rows
-from press import display, measuring, replay, style
+from press import display, replay, style
 
 STUDY = "03_kernels"
 MACHINE = "nvidia-h200"
@@ -31,7 +31,7 @@ def swift(monkeypatch, tmp_path):
     """A rival a quarter faster than ours, beside the recorded rows of ours."""
     monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
     before = set(rivals.labels())
-    measuring.full_cases.cache_clear()
+    study.full_cases.cache_clear()
 
     @rivals.rival("swiglu", "swift", label="Swift MLP")
     def swift(inputs):
@@ -56,7 +56,7 @@ def swift(monkeypatch, tmp_path):
         shutil.copy(path.with_name(DESCRIPTION), folder)
     monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
     yield "Swift MLP"
-    measuring.full_cases.cache_clear()
+    study.full_cases.cache_clear()
 
 
 def test_a_new_rival_is_everywhere(swift, monkeypatch):

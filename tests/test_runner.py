@@ -14,6 +14,7 @@ import nbformat
 import pytest
 
 from measure.recording import paths, results
+from press import variables
 from press.running import config, fingerprint, kernel, monitor, products, runner
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
@@ -101,16 +102,26 @@ def test_an_unchanged_notebook_is_kept_and_a_failed_one_runs_again(study):
     assert "run_ok: unchanged, kept" in printed_text
 
 
-def test_other_cases_or_another_recording_run_again(study, tmp_path, monkeypatch):
-    """Of two lists of cases that a machine was asked for, the second was said to be there."""
+def test_another_recording_runs_again(study, monkeypatch):
     notebook = study.select(["run_ok"])[0].notebook
-    listed, digests = tmp_path / "cases", []
-    for recording, cases in (("a", "1"), ("a", "1"), ("a", "2"), ("b", "2")):
-        listed.write_text(cases)
+    digests = []
+    for recording in ("a", "a", "b"):
         monkeypatch.setenv(results.RECORDING, recording)
-        monkeypatch.setenv(results.CASES, str(listed))
         digests.append(fingerprint.before_run(notebook, {}))
-    assert [a == b for a, b in pairwise(digests)] == [True, False, False]
+    assert [a == b for a, b in pairwise(digests)] == [True, False]
+
+
+def test_variables_are_set_for_a_while(monkeypatch):
+    monkeypatch.setenv("FUSEDLIB_OLD", "before")
+    with (
+        pytest.raises(KeyError),
+        variables.environment({"FUSEDLIB_OLD": "a", "FUSEDLIB_NEW": "b"}),
+    ):
+        assert (os.environ["FUSEDLIB_OLD"], os.environ["FUSEDLIB_NEW"]) == ("a", "b")
+        os.environ["FUSEDLIB_LATER"] = "c"
+        raise KeyError
+    assert os.environ["FUSEDLIB_OLD"] == "before"
+    assert not {"FUSEDLIB_NEW", "FUSEDLIB_LATER"} & {*os.environ}
 
 
 def test_the_fingerprint_of_a_notebook_in_a_folder_whose_name_is_not_utf_8(tmp_path):

@@ -35,7 +35,7 @@ def test_a_round_is_a_heat_of_rows_with_every_burst(tmp_path, monkeypatch):
     monkeypatch.setattr(sustained, "BURST_MS", 1.0)
     used = machine.Energy(joules=35.0, seconds=0.05, sm_mhz=1400.0)
     monkeypatch.setattr(machine, "energy", lambda: _Given(used))
-    recorder = results.Recorder(swiglu.STUDY, "quick", directory=tmp_path)
+    recorder = results.Recorder("03_kernels", "quick", directory=tmp_path)
     recorder.race(replace(RACE, available=lambda case: None), listed())
     rows = recorder.rows()
     assert rows["status"].tolist() == ["ok"] * 8
@@ -121,7 +121,7 @@ def test_the_race_in_turns_sees_its_own_experiment(monkeypatch):
 
 
 def test_without_a_card_it_is_unavailable_and_a_wrong_rival_gets_no_time(tmp_path, monkeypatch):
-    recorder = results.Recorder(swiglu.STUDY, "quick", directory=tmp_path)
+    recorder = results.Recorder("03_kernels", "quick", directory=tmp_path)
     recorder.race(RACE, listed())
     assert set(recorder.rows()["reason"]) == {"sustained runs need a CUDA GPU"}
     monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
@@ -140,7 +140,7 @@ def test_without_a_card_it_is_unavailable_and_a_wrong_rival_gets_no_time(tmp_pat
 
 @pytest.mark.gpu
 def test_a_card_under_load_tells_its_power_and_clock(tmp_path):
-    recorder = results.Recorder(swiglu.STUDY, "quick", directory=tmp_path)
+    recorder = results.Recorder("03_kernels", "quick", directory=tmp_path)
     alone = swiglu.cases(
         ["4096·4096·4096"], ["eager", "products"], dtype="bfloat16", device="cuda", group="models",
         directions=["forward+backward"], repetitions=1,

@@ -7,9 +7,10 @@ same, as `measure.recording.results.Recorder.append` has it.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fusedlib import reference
@@ -18,11 +19,11 @@ from fusedlib.bench.attempt import Unavailable, free_memory
 from fusedlib.bench.cases import Case, grid
 from fusedlib.bench.operation import plain_results
 from fusedlib.bench.race import Checked, Figures
-from measure import swiglu
+from measure import study, swiglu
 from measure.mlp_problem import SwiGLUProblem, draw
 from measure.pass_memory import mib_of, peak_over_mib
+from measure.study import Experiment, Positive, Study
 
-STUDY = "05_anatomy"
 TASK = "published swiglu"
 BLOCK, TEST_BLOCK = 64, 16  # of the published kernel, and of its published test
 SETTINGS = (("float32", "highest"), ("float32", "high"), ("bfloat16", "highest"))
@@ -145,3 +146,66 @@ def peak(case: Case) -> Figures:
         "peak_mib": held_mib + mib_of([inputs.x]) + top_mib, "weights_mib": held_mib,
         "gradients_mib": mib_of(w.grad for w in weights),
     }  # fmt: skip
+
+
+# --- the study -----------------------------------------------------------------------------------
+
+
+Width = Annotated[int, Field(ge=64)]
+
+
+class Sizes(study.Sizes):
+    """Tokens and widths of study 05."""
+
+    device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+    """cuda, mps, cpu, or auto for the best there is"""
+    tokens: Positive = 64
+    """rows of x in the published sweep"""
+    widths: list[Width] = [512]
+    """widths of the forward sweep, multiples of 64"""
+    apart_tokens: list[Positive] = [64]
+    """rows of x where all steps are taken, both directions"""
+    apart_width: Width = 512
+    """their width, a multiple of 64"""
+    error_widths: list[Width] = [64, 128, 256, 512, 1024]
+    """widths of the errors, multiples of 64"""
+    memory_widths: list[Width] = [512]
+    """widths of the memory sweep, multiples of 64"""
+    repetitions: Annotated[int, Field(ge=2, le=1000)] = 15
+    """rounds in which all sides are timed in turns"""
+
+
+def _timed() -> list[str]:
+    return [*rivals.chosen(swiglu.TASK, ["light"]), *rivals.names(TASK, "timed")]
+
+
+def _error_cases(sizes: Sizes) -> list[dict[str, Any]]:
+    one_block = [(TEST_BLOCK, width) for width in (16, 32, *sizes.error_widths)]
+    one_block += [(BLOCK, width) for width in sizes.error_widths]
+    return single_cases("errors", one_block, rivals.names(TASK, "emulated"), sizes.where)
+
+
+def _peak_cases(sizes: Sizes) -> list[dict[str, Any]]:
+    wide = [(sizes.tokens, width) for width in sizes.memory_widths]
+    return single_cases("peak", wide, _timed(), sizes.where)
+
+
+def _timed_cases(sizes: Sizes) -> list[dict[str, Any]]:
+    shared: dict[str, Any] = {"device": sizes.where, "repetitions": sizes.repetitions}
+    apart = [(rows, sizes.apart_width) for rows in sizes.apart_tokens]
+    swept = [(sizes.tokens, width) for width in sizes.widths]
+    return [
+        *cases(apart, ["forward", "forward+backward"], _timed(), **shared),
+        *cases(swept, ["forward"], _timed(), **shared),
+    ]
+
+
+STUDY = Study(
+    "05_anatomy", Sizes,
+    [
+        Experiment("errors", errors, _error_cases),
+        Experiment("peaks", peak, _peak_cases),
+        Experiment("times", RACE, _timed_cases),
+    ],
+    registers="flawed_swiglu",
+)  # fmt: skip

@@ -6,7 +6,7 @@ it, and the peak that CUDA's allocator keeps itself. What is counted stands in `
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,13 +18,13 @@ from fusedlib.bench.cases import Case, grid, require_least
 from fusedlib.bench.operation import Operation, required_results
 from fusedlib.bench.rivals import Rival, Workload
 from fusedlib.bench.settings import MIB
-from measure import mlp_ledger, mlp_rivals, pass_memory
+from measure import mlp_ledger, mlp_rivals, pass_memory, study
 from measure.mlp_problem import SwiGLUProblem, draw
 from measure.mlp_rivals import MODULE, TASK
 from measure.pass_memory import CATEGORIES, Trace
+from measure.study import Experiment, Positive, Study
 from measure.swiglu import sizes
 
-STUDY = "04_memory"
 # The check in float64 takes many times a step's memory: at most so many tokens, and so wide.
 MOST_TOKENS, WIDEST = 8192, 16_384
 # Share of the peak that the events may be off before they are not taken for its parts.
@@ -192,3 +192,53 @@ def _stack(case: Case) -> dict[str, Any]:
 
 def _allocated(device: str) -> int:
     return torch.cuda.memory_allocated() if device == "cuda" else 0
+
+
+# --- the study -----------------------------------------------------------------------------------
+
+
+class Sizes(study.Sizes):
+    """Shapes, rivals and depths of study 04."""
+
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """cuda, cpu, or auto for the best there is"""
+    rivals: list[str] = ["all", "fused-input"]
+    """who is measured at the shapes"""
+    everywhere: list[str] = ["light", "fused-input"]
+    """elsewhere; light: all that need no compiler"""
+    shapes: list[str] = ["128·128·384"]
+    """bf16 MLPs, tokens·hidden·intermediate"""
+    tokens: list[int] = [64, 512]
+    """numbers of tokens at the first shape's widths"""
+    sweep_tokens: Positive = 64
+    """tokens of the published sweep"""
+    sweep_widths: list[int] = [64, 128, 256]
+    """widths of the published sweep, fp32"""
+    grid_tokens: list[int] = [128]
+    """tokens of the published grid"""
+    grid_widths: list[int] = [128]
+    """widths of the published grid, fp32"""
+    layers: list[int] = [1, 4]
+    """depths of the stacks"""
+    stack_fp32: str = "64·128·128"
+    """a layer of the fp32 stack"""
+    stack_bf16: str = "256·128·352"
+    """a layer of the bf16 stack"""
+
+
+def _cases(chosen: Sizes) -> list[dict[str, Any]]:
+    half = {"dtype": "bfloat16", "device": chosen.where}
+    single = half | {"dtype": "float32"}
+    of_first = [(n, *sizes(shape)[1:]) for shape in chosen.shapes[:1] for n in chosen.tokens]
+    squares = [(chosen.sweep_tokens, width, width) for width in chosen.sweep_widths]
+    squares += [(n, width, width) for n in chosen.grid_tokens for width in chosen.grid_widths]
+    return [
+        *cases(chosen.shapes, chosen.rivals, **half),
+        *cases(of_first, chosen.everywhere, **half),
+        *cases(squares, chosen.everywhere, **single),
+        *stack_cases(chosen.stack_fp32, chosen.layers, chosen.everywhere, **single),
+        *stack_cases(chosen.stack_bf16, chosen.layers, chosen.everywhere, **half),
+    ]
+
+
+STUDY = Study("04_memory", Sizes, [Experiment("memory", measure, _cases)])

@@ -13,27 +13,28 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from fusedlib.bench import check, timing
 from fusedlib.bench.attempt import Unavailable, Wrong, is_out_of_memory, require_memory
 from fusedlib.bench.cases import device_of, grid, require_least
 from fusedlib.bench.settings import MIB
-from measure import allocator_history
+from measure import allocator_history, study
 from measure.allocator_history import History, KnownAddresses, watching
 from measure.pass_memory import noting_saved
 from measure.recording import paths
 from measure.step_memory import Casts, curve, gradients_of, moments_of, total, watched_steps
+from measure.study import Experiment, PerRun, Positive, Study
 from measure.transformer_trainer import Trainer
 from models import activations, checkpointed, transformer
 from models.checkpointed import CheckpointPlan
 from models.transformer import BATCH_SIZE, TransformerConfig, config
 
-STUDY = "09_model_memory"
 MODES = ("forward, no_grad", "forward", "step")
 STEPS = 2  # the second has AdamW's moments from its beginning
 WHOLE = CheckpointPlan("none")
@@ -241,7 +242,7 @@ class Measure:
         self._whole_fits = True
         self._saved: set[tuple[str, str]] = set()
 
-    def __call__(self, case: Case) -> dict[str, Any]:
+    def __call__(self, case: Mapping[str, Any]) -> dict[str, Any]:
         """The row's figures, in MiB and ms.
 
         Raises:
@@ -261,7 +262,7 @@ class Measure:
         finally:
             torch.set_num_threads(threads)
 
-    def _pass(self, case: Case) -> dict[str, Any]:
+    def _pass(self, case: Mapping[str, Any]) -> dict[str, Any]:
         """A snapshot takes up to 80 MB: the first of each mode and precision is kept."""
         self._forget(case["device"])
         kind = (case["mode"], case["precision"])
@@ -269,7 +270,7 @@ class Measure:
         self._saved.add(kind)
         return figures
 
-    def _plan(self, case: Case) -> dict[str, Any]:
+    def _plan(self, case: Mapping[str, Any]) -> dict[str, Any]:
         program, plan = self._prepared(case), plan_of(case)
         both = {"plan": plan, "none": WHOLE}
         if plan == WHOLE or not self._fits(program):
@@ -291,7 +292,7 @@ class Measure:
             figures |= {"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
         return figures
 
-    def _prepared(self, case: Case) -> Program:
+    def _prepared(self, case: Mapping[str, Any]) -> Program:
         """The case's model. Its gradients are there from the beginning, as in accumulation, and
         those of a checkpoint at every block, run twice, say what is true and how true it is.
         """
@@ -366,7 +367,7 @@ def _held(program: Program, plan: CheckpointPlan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _watched(case: Case, kept_at: Path | None) -> dict[str, Any]:
+def _watched(case: Mapping[str, Any], kept_at: Path | None) -> dict[str, Any]:
     device, whole = case["device"], case["mode"] == "step"
     adam = "foreach" if device == "cuda" else "single"
     make = partial(Program.of, case, "step" if whole else "forward", adam=adam)
@@ -455,3 +456,58 @@ def _clear(device: str, *, workspaces: bool = True) -> None:
         if workspaces:
             torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
+
+
+# --- the study -----------------------------------------------------------------------------------
+
+
+class Sizes(study.Sizes):
+    """Models, contexts and plans of study 09."""
+
+    device: Literal["auto", "cuda", "cpu", "mps"] = "auto"
+    """cuda, cpu, or auto for the best there is"""
+    model: str = "micro"
+    """size of the model whose passes are watched"""
+    contexts: list[int] = [16, 32]
+    """tokens a sequence"""
+    attentions: list[str] = ["plain"]
+    """plain (as published), sdpa"""
+    precisions: list[str] = ["fp32", "bf16 autocast", "bf16"]
+    """of weights and products"""
+    plan_model: str = "micro"
+    """size of the model that is checkpointed"""
+    plan_context: Positive = 32
+    """tokens a sequence there"""
+    plan_attention: Literal["plain", "sdpa"] = "plain"
+    """plain or sdpa there"""
+    plan_precisions: list[str] = ["fp32"]
+    """of weights and products there"""
+    segments: list[int] = [1, 2, 4]
+    """blocks of a checkpointed segment"""
+    nested: list[int] = [2]
+    """the same, its blocks checkpointed again"""
+    first: list[int] = [2]
+    """how many of the first blocks are checkpointed alone"""
+    repetitions: Annotated[int, Field(ge=1, le=1000)] = 3
+    """timed passes a plan"""
+
+
+def _cases(sizes: Sizes) -> list[Case]:
+    cases = passes(
+        sizes.model, sizes.contexts, attentions=sizes.attentions, precisions=sizes.precisions,
+        device=sizes.device,
+    )  # fmt: skip
+    for precision in sizes.plan_precisions:
+        shared = setting(
+            sizes.plan_model, sizes.plan_context, attention=sizes.plan_attention,
+            precision=precision, device=sizes.device,
+        )  # fmt: skip
+        plans = sizes.segments, sizes.nested, sizes.first
+        cases += checkpoints(shared, *plans, sizes.repetitions)
+    return cases
+
+
+STUDY = Study(
+    "09_model_memory", Sizes,
+    [Experiment("passes and plans", PerRun(lambda sizes: Measure()), _cases)],
+)  # fmt: skip

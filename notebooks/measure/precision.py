@@ -12,18 +12,19 @@ tensor_core     where the tensor core's accumulation errs
 Nothing is timed and nothing races: a case is one computation against the exact result.
 """
 
+from collections.abc import Sequence
 from itertools import count, takewhile
-from typing import Any
+from typing import Annotated, Any, Literal
 
-import torch
+import pandas as pd
+from pydantic import Field
 
 from fusedlib.bench import settings
 from fusedlib.bench.cases import Case, grid, require_least
-from measure import accumulation, formats, tensor_core, torch_precision
+from measure import accumulation, formats, study, tensor_core, torch_precision
 from measure.accumulation import DTYPES, Figures
-from measure.recording.results import only_lists_cases
+from measure.study import Column, Experiment, Study
 
-STUDY = "02_precision"
 FORMATS = tuple(formats.FORMATS)
 HALVES = ("fp16", "bf16")
 FORWARD = {"direction": "forward"}
@@ -45,11 +46,6 @@ def measure(case: Case) -> Figures:
     return MEASURES[case["experiment"]](case)
 
 
-def devices() -> list[str]:
-    """The CPU, and a CUDA GPU when there is one."""
-    return ["cpu", "cuda"] if torch.cuda.is_available() or only_lists_cases() else ["cpu"]
-
-
 def decades(largest: int) -> list[int]:
     """1 and 3 times each power of ten from 10 up to `largest`."""
     require_least(10, largest=largest)
@@ -63,11 +59,11 @@ def lengths(largest: int, step: int = 4) -> list[int]:
     return [*takewhile(lambda n: n <= largest, (16 * step**power for power in count()))]
 
 
-def four_sums() -> list[dict[str, Any]]:
+def four_sums(devices: Sequence[str]) -> list[dict[str, Any]]:
     """One case a published sum and device."""
     sums = [{"provider": n, "dtype": spec.total} for n, spec in accumulation.FOUR_SUMS.items()]
     shared = {**FORWARD, "experiment": "four_sums", "distribution": "constant", "n_terms": 1000}
-    return grid(shared, device=devices(), sum=sums)
+    return grid(shared, device=devices, sum=sums)
 
 
 def growth(max_terms: int, kahan_terms: int, seeds: int) -> list[dict[str, Any]]:
@@ -104,21 +100,25 @@ def dots(max_k: int, seeds: int) -> list[dict[str, Any]]:
     return grid(shared, k=lengths(max_k), distribution=("uniform", "normal"), dot=into)
 
 
-def torch_sums(max_terms: int, seeds: int) -> list[dict[str, Any]]:
+def torch_sums(
+    max_terms: int, seeds: int, devices: Sequence[str]
+) -> list[dict[str, Any]]:  # fmt: skip
     """One case a way of summing, dtype, device and number of terms, uniform in [0, 1)."""
     if max_terms > 100_000:
         raise ValueError(f"at most 100000 uniform terms, got {max_terms}: fp16 ends at 65504")
     alone = torch_precision.ONE_BY_ONE
     shared = {**FORWARD, "experiment": "torch_sum", "distribution": "uniform", "seed": 0}
     every = grid(
-        {**shared, "seeds": seeds}, device=devices(),
+        {**shared, "seeds": seeds}, device=devices,
         n_terms=sorted({min(1000, max_terms), max_terms}), dtype=DTYPES,
         provider=(*torch_precision.SUMS, alone),
     )  # fmt: skip
     return [c for c in every if c["provider"] != alone or c["device"] == "cpu"]
 
 
-def torch_products(size: int, k: int) -> list[dict[str, Any]]:
+def torch_products(
+    size: int, k: int, devices: Sequence[str]
+) -> list[dict[str, Any]]:  # fmt: skip
     """fp32 products [size, size] at each precision; fp16 and bf16 of long K with and without
     reduced-precision reductions.
     """
@@ -131,12 +131,12 @@ def torch_products(size: int, k: int) -> list[dict[str, Any]]:
         for setting, allowed in (("allowed", True), ("forbidden", False))
     ]
     return [
-        *grid({**shared, **square}, device=devices(), precision=precisions),
+        *grid({**shared, **square}, device=devices, precision=precisions),
         *grid({**shared, **long}, dtype=HALVES, reduction=reductions),
     ]
 
 
-def autocast() -> list[dict[str, Any]]:
+def autocast(devices: Sequence[str]) -> list[dict[str, Any]]:
     """One case an operation, and one a part of a small network, by autocast dtype and device."""
     operations = grid({**FORWARD, "experiment": "autocast"}, provider=torch_precision.OPERATIONS)
     operations += [
@@ -144,7 +144,7 @@ def autocast() -> list[dict[str, Any]]:
          "direction": "backward" if part == "gradients" else "forward"}
         for part in torch_precision.MODEL_PARTS
     ]  # fmt: skip
-    return grid(device=devices(), dtype=HALVES, operation=operations)
+    return grid(device=devices, dtype=HALVES, operation=operations)
 
 
 def tensor_cores(max_k: int, step: int = 4) -> list[dict[str, Any]]:
@@ -156,3 +156,146 @@ def tensor_cores(max_k: int, step: int = 4) -> list[dict[str, Any]]:
         dtype=tensor_core.DTYPES, k=lengths(max_k, step), way=ways,
     )  # fmt: skip
     return [c for c in every if c["provider"] in tensor_core.MEASURED or c["dtype"] == "fp16"]
+
+
+# --- the study -----------------------------------------------------------------------------------
+
+
+class Sizes(study.Sizes):
+    """Numbers of terms, lengths of products, and draws of study 02."""
+
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """cuda for the CPU and a CUDA GPU, cpu for it alone, auto for what there is"""
+    max_terms: Annotated[int, Field(ge=10, le=100_000_000)] = 100_000
+    """largest number of terms in a sum"""
+    kahan_terms: Annotated[int, Field(ge=10, le=10_000_000)] = 30_000
+    """largest number of terms in Kahan's sum"""
+    seeds: Annotated[int, Field(ge=1, le=100)] = 5
+    """draws of each random case"""
+    max_k: Annotated[int, Field(ge=16, le=4_194_304)] = 16_384
+    """longest dot product"""
+    matmul_size: Annotated[int, Field(ge=16, le=16_384)] = 256
+    """rows and columns of the square fp32 products"""
+    reduced_k: Annotated[int, Field(ge=16, le=1_048_576)] = 32_768
+    """K of the fp16 and bf16 products with reduced reductions"""
+    core_max_k: Annotated[int, Field(ge=16, le=1_048_576)] = 16_384
+    """largest K in the tensor core"""
+    core_step: Literal[2, 4, 8] = 4
+    """factor from one K in the tensor core to the next"""
+
+    @property
+    def devices(self) -> list[str]:
+        """The CPU, and a CUDA GPU where there is one."""
+        return ["cpu", "cuda"] if self.where == "cuda" else ["cpu"]
+
+
+def _cases(sizes: Sizes) -> list[dict[str, Any]]:
+    return [
+        *four_sums(sizes.devices),
+        *growth(sizes.max_terms, sizes.kahan_terms, sizes.seeds),
+        *stagnation(),
+        *dots(sizes.max_k, sizes.seeds),
+        *torch_sums(min(sizes.max_terms, 100_000), sizes.seeds, sizes.devices),
+        *torch_products(sizes.matmul_size, sizes.reduced_k, sizes.devices),
+        *autocast(sizes.devices),
+        *tensor_cores(sizes.core_max_k, sizes.core_step),
+    ]
+
+
+COLUMNS = {
+    "experiment": Column(
+        "experiment",
+        names={"four_sums": "0.01 a thousand times", "growth": "long sums",
+               "stagnation": "sums that stop", "dots": "dot products", "torch_sum": "torch's sums",
+               "torch_matmul": "torch's products", "autocast": "operations under autocast",
+               "autocast_model": "a model under autocast", "tensor_core": "tensor core"},
+    ),
+    "dtype": Column("format", names={name: name for name in FORMATS}),
+    "device": Column("device", names={"cpu": "CPU", "cuda": "GPU"}),
+    "method": Column(
+        "added",
+        names={"sequential": "one by one", "pairwise": "pairwise", "kahan": "Kahan's way"},
+    ),
+    "distribution": Column(
+        "data",
+        names={"uniform": "positive", "normal": "signed", "constant": "equal"},
+    ),
+    "n_terms": Column("number of terms", ",d", log=True),
+    "k": Column("length K of the sums", ",d", log=True),
+    "relative_error": Column("relative error", "2", log=True),
+    "representation_error": Column("error of the inputs", "2", log=True),
+    "total_error": Column("error of inputs and sums", "2", log=True),
+    "error_in_roundoffs": Column("error in unit roundoffs", "2", log=True),
+    "toward_zero_share": Column("results that are too small", "2%"),
+    "modelled_share": Column("results with the model's bits", "3%"),
+    "changed_fraction": Column("results that the setting changes", "3%"),
+    "value": Column("stops at", ",d"),
+    "additions": Column("additions until then", ",d"),
+    "term_text": Column("term"),
+    "sums": Column("sums"),
+    "adds": Column(
+        "sums are added",
+        names={"in the tensor core": "in the tensor core", "promoted": "promoted",
+               "cuBLAS": "cuBLAS", "IEEE fp32": "fp32 units",
+               "model: align and chop": "model: align and cut",
+               "model: round to fp32": "model: round"},
+    ),
+    "setting": Column("product"),
+    "operation": Column(
+        "operation",
+        names={n: n for n in (*torch_precision.OPERATIONS, *torch_precision.MODEL_PARTS)},
+    ),
+    "kind": Column(
+        "autocast runs it in",
+        names={"half": "bf16 or fp16", "fp32": "fp32", "follows its input": "its input's format",
+               "fp32, also without autocast": "fp32, also without autocast"},
+    ),
+    "output_dtype": Column("format"),
+}  # fmt: skip
+
+
+def described(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with four further columns.
+
+    `operation` is what ran under autocast, or a part of the model that did. `adds` is how a product
+    in the tensor core was added. `sums` is the format that a dot product is summed in. `setting`
+    names one of torch's products and the setting it ran under; its categories are in the order of
+    formats, lengths and settings.
+    """
+    rows = rows.assign(**{name: rows.get(name) for name in ("k", "accumulator")})
+    dots = rows["experiment"] == "dots"
+    autocast = rows["experiment"].isin(["autocast", "autocast_model"])
+    sums = rows["accumulator"] == rows["dtype"]
+    return rows.assign(
+        operation=rows["provider"].where(autocast),
+        adds=rows["provider"].where(rows["experiment"] == "tensor_core"),
+        sums=sums.map({True: "in the inputs' format", False: "in fp32"}).where(dots),
+        setting=_settings(rows),
+    )
+
+
+SETTINGS = {
+    **{f'precision "{name}"': f'"{name}"' for name in settings.PRECISIONS},
+    "reduced-precision reduction forbidden": "reduced sums forbidden",
+    "reduced-precision reduction allowed": "reduced sums allowed",
+}  # fmt: skip
+"""Providers of torch's products, and how a picture names the setting."""
+
+
+def _settings(rows: pd.DataFrame) -> pd.Series:
+    """Names of torch's products and their settings, such as 'fp32, 256³, "high"'."""
+    places = {name: at for at, name in enumerate([*FORMATS, *SETTINGS])}
+    products = rows[rows["experiment"] == "torch_matmul"].sort_values(
+        ["dtype", "k", "provider"], key=lambda column: column.map(places).fillna(column)
+    )  # fmt: skip
+    names = [
+        f"{dtype}, {f'{k:,.0f}³' if dtype == 'fp32' else f'K = {k:,.0f}'}, {SETTINGS[setting]}"
+        for dtype, k, setting in products[["dtype", "k", "provider"]].itertuples(index=False)
+    ]
+    kind = pd.CategoricalDtype([*dict.fromkeys(names)], ordered=True)
+    return pd.Series(names, products.index, kind).reindex(rows.index)
+
+
+STUDY = Study(
+    "02_precision", Sizes, [Experiment("errors", measure, _cases)], COLUMNS, described
+)  # fmt: skip

@@ -20,7 +20,6 @@ from fusedlib.ops.mlp import function as functional
 from measure.mlp_problem import Inputs, SwiGLUProblem, draw
 from measure.mlp_rivals import TASK, swiglu_mlp
 
-STUDY = "03_kernels"
 BASELINE = "eager"
 PRODUCTS = "products"
 Products = tuple[Callable[[str, bool], None], dict[str, Tensor]]

@@ -1,14 +1,16 @@
 """Study 01's cases and how each is measured: first steps in fresh and shared processes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from fusedlib.bench import attempt, fresh
 from fusedlib.bench.cases import device_of, grid, require_known, require_least
-from measure import transformer_trainer
+from measure import study, transformer_trainer
+from measure.study import Experiment, PerRun, Positive, Study
 from models import transformer
 
-STUDY = "01_warmup"
 MEASURED_STEPS = 10
 TIMEOUT_S = 540.0
 ARGUMENTS = ("context_length", "batch_size", "dtype", "attention", "device", "direction")
@@ -104,3 +106,64 @@ class Measure:
         if "oom" in figures:
             raise MemoryError(figures["oom"])
         return dict(figures)
+
+
+# --- the study -----------------------------------------------------------------------------------
+
+
+Processes = Annotated[int, Field(ge=1, le=100)]
+
+
+class Sizes(study.Sizes):
+    """Models, steps and processes of study 01."""
+
+    device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+    """cuda, mps, cpu, or auto for the best there is"""
+    models: list[str] = ["nano", "micro"]
+    """sizes of the Transformer, smallest first"""
+    directions: list[str] = ["forward", "backward", "forward+backward", "step"]
+    """what a step does"""
+    warmups: list[int] = [0, 1, 2, 5]
+    """warm-up steps the tables compare"""
+    steps: Annotated[int, Field(ge=20)] = 30
+    """steps each process records from its very first"""
+    processes: Processes = 2
+    """fresh processes for each size and direction"""
+    shared_processes: Processes = 1
+    """processes that run all sizes one after the other"""
+    stage_processes: Processes = 1
+    """fresh processes for the stages of the first step"""
+    context_length: Positive = 16
+    """tokens a sequence"""
+    batch_size: Positive = 4
+    """sequences a step"""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """dtype of the weights"""
+    attention: Literal["plain", "sdpa"] = "plain"
+    """plain softmax(QKᵀ)V as published, or sdpa"""
+    compiled: list[str] = ["nano"]
+    """sizes whose first compiled step is timed"""
+
+
+def _cases(sizes: Sizes) -> list[Case]:
+    shared = problem(
+        sizes.context_length, batch_size=sizes.batch_size, dtype=sizes.dtype,
+        attention=sizes.attention, device=sizes.device,
+    )  # fmt: skip
+    options: dict[str, Any] = {
+        "models": sizes.models, "directions": sizes.directions, "count": sizes.steps,
+        "warmups": sizes.warmups,
+    }  # fmt: skip
+    return [
+        *step_cases(shared, "fresh", sizes.processes, **options),
+        *step_cases(shared, "shared", sizes.shared_processes, **options),
+        *first_step_cases(
+            shared, models=sizes.models, compiled=sizes.compiled,
+            stage_processes=sizes.stage_processes,
+        ),
+    ]  # fmt: skip
+
+
+STUDY = Study(
+    "01_warmup", Sizes, [Experiment("first steps", PerRun(lambda sizes: Measure()), _cases)]
+)  # fmt: skip

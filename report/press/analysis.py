@@ -10,6 +10,10 @@ import numpy as np
 import pandas as pd
 
 
+class NoRowsError(ValueError):
+    """Rows that were asked for are not there: nothing was measured that could answer."""
+
+
 def leading(rows: pd.DataFrame) -> str:
     """The machine that figures and tables of a study show, whichever of its rows are selected."""
     return str(rows["machine"].cat.categories[0])

@@ -27,9 +27,10 @@ from typing import Any
 import pandas as pd
 
 from fusedlib.bench import machine as machines
+from measure import study as studies
 from measure.recording.results import ASSEMBLED
-from press import display, measuring, published
-from press.analysis import leading
+from press import display, published
+from press.analysis import NoRowsError, leading
 from press.formats import MISSING, formatted, is_missing, spread
 
 Rule = Callable[[pd.DataFrame], tuple[dict[str, Any], Any]]
@@ -40,7 +41,8 @@ REPEATS = (MEASURED, COUNTED, SAME_SEEDS)
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One recording's answer: the numbers, and whether it holds; None: a case gave no figure.
+    """One recording's answer: the numbers, and whether it holds; None: a case gave no figure, or
+    none of the rows that the rule asks for is there.
 
     `error` is what the rule raised, which is a mistake of its author.
     """
@@ -215,6 +217,8 @@ class Claim:
         """The rule over the rows of one recording. A NaN is no answer."""
         try:
             values, holds = self.rule(rows)
+        except NoRowsError:
+            return Evaluation(recording, {}, None)
         except Exception as error:
             return Evaluation(recording, {}, None, f"{type(error).__name__}: {error}")
         values, holds = {name: _plain(v) for name, v in values.items()}, _plain(holds)
@@ -349,10 +353,10 @@ def _with_figures(
 
 def required(rows: pd.DataFrame) -> set[str]:
     """The cases of a selection that the profile `full` measures; of published tables, all."""
-    studies = {*rows["study"]} & {*measuring.studies()} if "study" in rows else ()
-    if not studies:
+    names = {*rows["study"]} & {*studies.names()} if "study" in rows else ()
+    if not names:
         return {*rows["case"]}
-    return {*rows["case"]} & {case for study in studies for case in measuring.full_cases(study)}
+    return {*rows["case"]} & {case for name in names for case in studies.full_cases(name)}
 
 
 CLAIMS: list[Claim] = []

@@ -23,11 +23,14 @@ from typer.core import TyperGroup
 
 from measure.recording import paths
 from measure.recording.results import ResultsError
+from measure.study import SizesError
 from press.pages import ReportError
 from press.running import config as configs
 from press.running import products
 from press.running.config import Config, ConfigError
 from press.running.products import WriteError, check_writable, copy_path, write_whole
+
+_EXPECTED = ConfigError, ReportError, ResultsError, SizesError, WriteError, PermissionError
 
 
 class _Commands(TyperGroup):
@@ -41,7 +44,7 @@ class _Commands(TyperGroup):
         except KeyboardInterrupt as stop:
             _complain("stopped; rows measured so far are kept, the next run goes on from there")
             raise typer.Exit(143 if isinstance(stop, _Terminated) else 130) from None
-        except (ConfigError, ReportError, ResultsError, WriteError, PermissionError) as error:
+        except _EXPECTED as error:
             _complain(str(error))
             raise typer.Exit(2) from None
 
@@ -118,18 +121,21 @@ def _complain(text: str) -> None:
 @app.command("list")
 def list_(config: StudyFile = None) -> None:
     """The notebooks in their order, what they ask, and their parameters."""
+    from measure.study import kind_in_words
     from press.running import parameters
 
     for study in configs.load(config).studies:
         state = products.read_metadata(copy_path(study.name))
         last = f"{state['status']}, {state['profile']}" if state else "not run yet"
         print(f"{study.name}  {study.title}  ({last})\n    {study.question}")
-        for parameter in parameters.read(study.notebook).values():
-            if parameter.name != "profile":
-                given = [f"{p} {study.profiles[p].get(parameter.name, parameter.default)!r}"
-                         for p in configs.PROFILES]  # fmt: skip
-                print(f"    {parameter.name}: {parameter.type}  {', '.join(given)}"
-                      f"  # {parameter.help}")  # fmt: skip
+        for name, parameter in parameters.settable(study).items():
+            values = {profile: study.profiles[profile] for profile in configs.PROFILES}
+            given = [
+                f"{profile} {repr(own[name]) if name in own else parameter.default}"
+                for profile, own in values.items()
+            ]
+            kind = kind_in_words(parameter.kind)
+            print(f"    {name}: {kind}  {', '.join(given)}  # {parameter.help}")
 
 
 @app.command()
@@ -186,12 +192,16 @@ def record(
 
 
 @app.command(hidden=True)
-def measure(study: str) -> None:
-    """Run the measuring cells of one notebook; the environment says which cases, and where to."""
-    from press import measuring
+def measure(study: str, cases: Path, until: float) -> None:
+    """Measure those cases of a study, at the profile `full`, whose ids stand in a file; from
+    `until`, in seconds since 1970, none begins.
+    """
+    from measure import study as studies
+    from measure.recording.results import Recorder
 
-    [selected] = configs.load().select([study])
-    measuring.run_measuring(selected)
+    one, only = studies.load(study), set(cases.read_text(encoding="utf-8").split())
+    recorder = Recorder(one.name, profile="full", only=only, until=until)
+    one.measure(studies.full_sizes(one), recorder)
 
 
 @app.command()
@@ -221,15 +231,21 @@ def render_(config: StudyFile = None) -> None:
 
 @app.command()
 def figures(only: Only = "", config: StudyFile = None) -> None:
-    """Draw the paper's figures, with their data, into `figures/` from the recorded rows."""
-    from press import render
+    """Draw the paper's figures, with their data, into `figures/` from the recorded rows, and write
+    the numbers in the notebooks' Markdown anew.
+    """
+    from press import headlines, render, words
 
-    with _executed_on_recordings(configs.load(config), _names(only)) as folder:
+    loaded = configs.load(config)
+    with _executed_on_recordings(loaded, _names(only)) as folder:
         files = render.figures(folder)
+        numbers = words.numbers_of(headlines.read_claims(folder))
     written = [write_whole(render.FIGURES / name, text) for name, text in files.items()]
     if not only:
         for gone in {*render.FIGURES.iterdir()} - {*written}:
             gone.unlink()
+        for path, text in words.rewritten_all(loaded, numbers).items():
+            written.append(write_whole(path, text))
     print("\n".join(str(path.relative_to(paths.ROOT)) for path in written))
 
 
@@ -320,7 +336,8 @@ def _run(
     from press.running import runner
     from press.running.monitor import Monitor
 
-    parts = [*config.select(_names(only)), *([config.frame] if frame else [])]
+    selected = config.with_details(config.select(_names(only)))
+    parts = [*selected, *([config.frame] if frame else [])]
     chosen, why = configs.choose_profile(profile)
     jobs = runner.jobs(parts, settings or [], chosen)
     print(f"profile {chosen}: {why}", flush=True)

@@ -81,6 +81,7 @@ def whose(rows: pd.DataFrame) -> None:
 def table(
     frame: pd.DataFrame, caption: str, name: str, note: str | None = None,
     formats: Mapping[str, str] | None = None, empty: str = "not measured yet",
+    machines: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Show a table.
 
@@ -94,14 +95,19 @@ def table(
         name: anchor in the report, of lower-case letters, digits and dashes; unique in a notebook.
         note: Markdown below the table.
         empty: what is said in place of a frame without rows.
+        machines: whose rows it shows, where it tells machines apart by itself.
     """
     _check("table", name=name, caption=caption)
     frame = pd.DataFrame({empty: []}) if frame.empty else frame
-    meaning = {"caption": caption, "note": note, "name": name}
+    meaning: dict[str, Any] = {"caption": caption, "note": note, "name": name}
+    meaning |= {"machines": list(machines)} if machines else {}
     _emit(table_data(table_json(frame, formats) | meaning), {"kind": "table", **meaning})
 
 
-def figure(fig: "Figure | Picture", caption: str, alt: str | None = None, name: str = "") -> None:
+def figure(
+    fig: "Figure | Picture", caption: str, alt: str | None = None, name: str = "",
+    machines: Sequence[str] = (),
+) -> None:  # fmt: skip
     """Show a figure as SVG and close it.
 
     Args:
@@ -110,6 +116,7 @@ def figure(fig: "Figure | Picture", caption: str, alt: str | None = None, name: 
         caption: Markdown; says what is drawn, of which machine, what bands and bars mean.
         alt: what a reader who cannot see it should know, in plain text; of a `Picture` its own.
         name: anchor in the report, of lower-case letters, digits and dashes; unique in a notebook.
+        machines: whose rows it shows, where it tells machines apart by itself.
     """
     data = None
     if isinstance(fig, Picture):
@@ -122,6 +129,7 @@ def figure(fig: "Figure | Picture", caption: str, alt: str | None = None, name: 
     if pyplot := sys.modules.get("matplotlib.pyplot"):
         pyplot.close(fig)
     meaning = {"kind": "figure", "caption": caption, "alt": alt, "name": name, "data": data}
+    meaning |= {"machines": list(machines)} if machines else {}
     _emit(figure_data(drawn, meaning), meaning)
 
 

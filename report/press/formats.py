@@ -73,7 +73,11 @@ def spread(values: Sequence[Any], spec: str = "") -> str:
 
 def tick(value: float, spec: str) -> str:
     """A number at an axis, whose unit stands in the axis's title."""
-    return f"{100 * value if _parts(spec)[1] == '%' else value:,.6g}".replace("-", "−")
+    shown = 100 * value if _parts(spec)[1] == "%" else value
+    if 0 < abs(shown) < 1e-4:
+        mantissa, _, power = number(shown, 2).partition(" × ")
+        return f"{mantissa.removesuffix('.0')} × {power}" if power else mantissa
+    return f"{shown:,.6g}".replace("-", "−")
 
 
 def unit(spec: str) -> str:

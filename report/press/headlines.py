@@ -18,13 +18,14 @@ from press.running.products import copy_path
 _NUMBER = re.compile(r"\{([^}]+)\}")
 BEGIN, END = "<!-- claims:begin -->", "<!-- claims:end -->"
 """Where the README's block of claims begins and ends."""
-REGIMES = "03_kernels", "kernels-whose"
+REGIMES = "03_kernels" + config.DETAILS, "kernels-whose"
 """Study and table of whose MLP is fastest in which regime, below the README's claims."""
 
 
 def read_claims(folder: Path | None = None) -> Iterator[Any]:
     """Every claim of the executed notebooks in the report's order, as `display.claim` notes it."""
-    for study in config.load().studies:
+    parts = config.load()
+    for study in parts.with_details(parts.studies):
         for _, claim in shown(copy_path(study.name, folder)):
             if claim.get("kind") == "claim":
                 yield NotebookNode(claim, title=study.title)
@@ -84,7 +85,8 @@ def readme_block(stated: Iterable[Any], regimes: Mapping[str, Any] | None = None
         before = claim.study
     if regimes:
         rules = [":--" if side == "left" else "--:" for side in regimes["align"]]
-        cells = [[names[-1] for names in regimes["columns"]], rules, *regimes["rows"]]
+        heads = [" ".join(filter(None, names)) for names in regimes["columns"]]
+        cells = [heads, rules, *regimes["rows"]]
         lines += ["", regimes["caption"], "", *(f"| {' | '.join(row)} |" for row in cells)]
     return "\n".join([BEGIN, *lines, END])
 

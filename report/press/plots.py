@@ -6,6 +6,7 @@ Names get the label and colour of the registry of rivals, the same in every figu
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -35,7 +36,7 @@ def lines(
     logx: bool = False, logy: bool = False, low: str | None = None, high: str | None = None,
     reference: float | None = None, xlabel: str | None = None,
     ylabel: str | None = None, height: float = 3.0, columns: int = 2, share: bool = True,
-    zero: bool = False,
+    zero: bool = False, card: str | None = None,
 ) -> Picture:  # fmt: skip
     """A line a name in `by`, labelled at its end, a panel a value of `panel`.
 
@@ -48,23 +49,26 @@ def lines(
         columns: panels side by side.
         share: whether panels share the vertical axis.
         zero: whether the vertical axis begins at zero.
+        card: a column whose first value has filled marks, the second open ones, the third crosses.
 
     A name that lacks an x that others have gets no line over the gap.
     """
-    data = _data(frame, [x, y, by, panel, low, high])
+    data = _data(frame, [x, y, by, panel, low, high, card])
+    cards = _cards(data, card)
     fig, axes = _panels(data, panel, height, columns, share)
     labelled: list[tuple[Axes, list[tuple[float, float, str]]]] = []
     for ax, part in _each(axes, data, panel):
         grid = sorted(data[x].unique()) if share else sorted(part[x].unique())
         ends: list[tuple[float, float, str]] = []
-        for name, line in part.groupby(by, sort=False, observed=True):
+        for (name, one), line in part.groupby([by, cards], sort=False, observed=True):
             full = line.drop_duplicates(x).set_index(x).reindex(grid)
             style.line(
                 ax, grid, full[y], str(name), full[low] if low else None,
-                full[high] if high else None,
+                full[high] if high else None, **_mark(str(name), one),
             )  # fmt: skip
-            last = line.sort_values(x).iloc[-1]
-            ends.append((float(last[x]), float(last[y]), str(name)))
+            if not one or name not in {n for _, _, n in ends}:
+                last = line.sort_values(x).iloc[-1]
+                ends.append((float(last[x]), float(last[y]), str(name)))
         _scales(ax, logx, logy, grid, spec)
         if zero and not logy:
             ax.set_ylim(bottom=0)
@@ -75,66 +79,77 @@ def lines(
     for ax, ends in labelled:  # when every panel has widened the axis that they share
         _end_labels(ax, ends)
     axes[0].set_ylabel(_title(ylabel or y, spec))
-    return Picture(fig, data, _alt("Lines", data, x, y, by, panel, spec, ylabel))
+    return Picture(fig, data, _alt("Lines", data, x, y, by, panel, spec, ylabel, card))
 
 
 def points(
     frame: pd.DataFrame, x: str, y: str, by: str, *, panel: str | None = None, spec: str = "",
     logx: bool = False, low: str | None = None, high: str | None = None,
     reference: float | None = None, xlabel: str | None = None, height: float | None = None,
-    columns: int = 2,
+    columns: int = 2, card: str | None = None, share: bool = False,
 ) -> Picture:  # fmt: skip
     """A row a category in `y`, a marker a name in `by` at its value `x`, bars from low to high.
 
-    For ratios near one, where a bar from zero would show nothing.
+    For ratios near one, where a bar from zero would show nothing. `card` as in `lines`; with
+    `share` the panels share the horizontal axis.
     """
-    data = _data(frame, [x, y, by, panel, low, high])
+    data = _data(frame, [x, y, by, panel, low, high, card])
+    data["_card"] = _cards(data, card)
     order = list(dict.fromkeys(data[y]))[::-1]
     names = list(dict.fromkeys(data[by]))
     tall = height or 0.9 + 0.42 * len(order)
     fig, axes = _panels(data, panel, tall, columns)
+    if share:
+        for ax in axes[1:]:
+            ax.sharex(axes[0])
     for ax, part in _each(axes, data, panel):
         beside = {v: [n for n in names if n in set(rows_of[by])] for v, rows_of in part.groupby(y)}
         apart = min(0.7 / max(map(len, beside.values()), default=1), 0.18)
-        for name in names:
-            own = part[part[by] == name]
+        for name, one in ((name, one) for name in names for one in sorted({*part["_card"]})):
+            own = part[(part[by] == name) & (part["_card"] == one)]
             rows = [
                 order.index(v) - (beside[v].index(name) - (len(beside[v]) - 1) / 2) * apart
                 for v in own[y]
             ]
-            ax.errorbar(
-                own[x].to_numpy(float), rows, xerr=_error_bars(own, x, low, high),
-                fmt=style.marker(str(name)), markersize=4.5, color=style.colour(str(name)),
-                markeredgewidth=0, elinewidth=1.1, capsize=2, label=style.label(str(name)),
-            )  # fmt: skip
+            drawn: dict[str, Any] = {
+                "marker": style.marker(str(name)), "linestyle": "", "markersize": 4.5,
+                "color": style.colour(str(name)), "markeredgewidth": 0, "elinewidth": 1.1,
+                "capsize": 2, "label": "" if one else style.label(str(name)),
+            } | _mark(str(name), one)  # fmt: skip
+            drawn.pop("linewidth", None)
+            ax.errorbar(own[x].to_numpy(float), rows, xerr=_error_bars(own, x, low, high), **drawn)
         ax.set_yticks(range(len(order)), [str(v) for v in order])
         ax.set_ylim(-0.6, len(order) - 0.4)
         if logx:
             ax.set_xscale("log")
             low_end, high_end = ax.get_xlim()
-            narrow = high_end < 10 * low_end
-            ax.xaxis.set_major_locator(
-                LogLocator(subs=(1, 1.5, 2, 3, 4, 6) if narrow else (1, 2, 5))
-            )
+            decades = np.log10(high_end / low_end)
+            subs = (1, 1.5, 2, 3, 4, 6) if decades < 1 else (1, 2, 5) if decades < 2.5 else (1,)
+            ax.xaxis.set_major_locator(LogLocator(subs=subs))
             ax.xaxis.set_minor_formatter(NullFormatter())
         ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: tick(v, spec)))
         if reference is not None:
             style.reference_line(ax, x=reference)
         ax.set_xlabel(_title(xlabel or x, spec))
     style.legend(fig)
-    return Picture(fig, data, _alt("Points", data, y, x, by, panel, spec, xlabel))
+    text = _alt("Points", data, y, x, by, panel, spec, xlabel, card)
+    return Picture(fig, data.drop(columns="_card"), text)
 
 
 def bars(
     frame: pd.DataFrame, x: str, y: str, by: str, *, panel: str | None = None, spec: str = "",
     stacked: bool = False, low: str | None = None, high: str | None = None,
-    xlabel: str | None = None, columns: int = 2, values: bool = True,
+    xlabel: str | None = None, columns: int = 2, values: bool = True, card: str | None = None,
+    logx: bool = False, reference: float | None = None,
 ) -> Picture:  # fmt: skip
     """Lying bars of length `x`, a row a category in `y`; parts named in `by` stacked or beside.
 
-    `values` writes each row's length (of stacked bars the sum) at its end.
+    `values` writes each row's length (of stacked bars the sum) at its end. Bars are of the first
+    value in `card`; the others are marks on them.
     """
-    data = _data(frame, [x, y, by, panel, low, high])
+    every = _data(frame, [x, y, by, panel, low, high, card])
+    every["_card"] = _cards(every, card)
+    data = every[every["_card"] == 0]
     order = list(dict.fromkeys(data[y]))[::-1]
     names = list(dict.fromkeys(data[by]))
     each = 1 if stacked else len(names)
@@ -160,15 +175,28 @@ def bars(
             if values and (not stacked or at == len(names) - 1):
                 ends = [formatted(v, spec) if np.isfinite(v) else "" for v in length]
                 ax.bar_label(drawn, ends, padding=3, fontsize=8, color=style.INK)
+            others = every[(every["_card"] > 0) & (every[by] == name) & every[y].isin(order)]
+            if panel is not None:
+                others = others[others[panel].isin(part[panel])]
+            for one, own in others.groupby("_card") if not stacked else ():
+                marked = [order.index(v) + shift for v in own[y]]
+                look = {**_mark(str(name), one), "linestyle": "", "color": style.INK}
+                ax.plot(own[x], marked, **{"marker": "D", **look})
         ax.set_yticks(range(len(order)), [style.label(str(v)) for v in order])
         ax.margins(x=0.14 if values else 0.04)
-        ax.set_xlim(left=0)
+        if logx:
+            ax.set_xscale("log")
+        else:
+            ax.set_xlim(left=0)
+        if reference is not None:
+            style.reference_line(ax, x=reference)
         ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: tick(v, spec)))
         ax.grid(axis="y", visible=False)
         ax.set_xlabel(_title(xlabel or x, spec))
     if len(names) > 1:
         style.legend(fig)
-    return Picture(fig, data, _alt("Bars", data, y, x, by, panel, spec, xlabel))
+    text = _alt("Bars", every, y, x, by, panel, spec, xlabel, card)
+    return Picture(fig, every.drop(columns="_card"), text)
 
 
 # --- parts ---------------------------------------------------------------------------------------
@@ -177,6 +205,22 @@ def bars(
 def _data(frame: pd.DataFrame, columns: Sequence[str | None]) -> pd.DataFrame:
     used = list(dict.fromkeys(c for c in columns if c is not None))
     return frame[used].dropna(subset=[c for c in columns[:2] if c]).reset_index(drop=True)
+
+
+def _cards(data: pd.DataFrame, card: str | None) -> pd.Series:
+    """The place of each row's card among those there are."""
+    if card is None:
+        return pd.Series(0, data.index, name="_card")
+    order = {name: at for at, name in enumerate(dict.fromkeys(data[card].sort_values()))}
+    return data[card].map(order).astype(int).rename("_card")
+
+
+def _mark(name: str, card: int) -> dict[str, Any]:
+    """How marks of a card look: filled, open, a cross."""
+    if card == 0:
+        return {}
+    look = {"marker": "x"} if card > 1 else {"markerfacecolor": "none"}
+    return {**look, "markeredgewidth": 1.1, "linewidth": 0.8, "markersize": 5.0}
 
 
 def _panels(
@@ -213,9 +257,13 @@ def _error_bars(rows: pd.DataFrame, x: str, low: str | None, high: str | None) -
 
 def _scales(ax: Axes, logx: bool, logy: bool, grid: list, spec: str) -> None:
     if logx:
-        ax.set_xscale("log", base=2)
+        whole = all(float(v).is_integer() for v in grid)
+        powers = whole and all(float(np.log2(v)).is_integer() for v in grid)
+        ax.set_xscale("log", base=2 if powers or not whole else 10)
+        if whole and not powers:
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: formatted(v, ",d")))
     if logy:
-        ax.set_yscale("log")
+        ax.set_yscale("log", nonpositive="mask")  # an error of zero is a gap
         ax.yaxis.set_minor_formatter(NullFormatter())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: tick(v, spec)))
     if len(grid) <= 10 and all(isinstance(v, int | np.integer) for v in grid):
@@ -257,13 +305,13 @@ def _title(text: str, spec: str) -> str:
 
 def _alt(
     kind: str, data: pd.DataFrame, x: str, y: str, by: str, panel: str | None, spec: str,
-    label: str | None,
+    label: str | None, card: str | None,
 ) -> str:  # fmt: skip
     """What was drawn, name by name: the ends of each line, or every value where there are few."""
     if data.empty:
         return "Nothing measured yet."
     parts = []
-    keys = [by] if panel is None else [panel, by]
+    keys = [name for name in (panel, by, card) if name is not None]
     for key, line in data.groupby(keys, sort=False, observed=True):
         names = ", ".join(style.label(str(k)) for k in (key if isinstance(key, tuple) else (key,)))
         shown = line if len(data) <= MOST_NAMED else line.iloc[[0, -1]].drop_duplicates()

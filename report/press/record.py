@@ -20,13 +20,14 @@ from typing import Any
 import pandas as pd
 
 from fusedlib.bench import machine as machines
+from measure import study as studies
 from measure.recording import paths, provenance, results
 from measure.recording.results import Recording
-from press import measuring, replay
+from press import replay
 from press.analysis import leading
-from press.measuring import environment
 from press.running.config import Config, ConfigError
 from press.running.products import write_whole
+from press.variables import environment
 
 STUDY_S = 20.0
 """Seconds that a study takes before its cases: a new process, imports."""
@@ -61,7 +62,8 @@ def units(config: Config, only: Sequence[str] = ()) -> list[Unit]:
     all_units = []
     with replay.recorded_rows():
         for study in config.select(only):
-            stated = replay.analysis_of(study.notebook).claims
+            parts = config.with_details([study])
+            stated = [claim for part in parts for claim in replay.analysis_of(part.notebook).claims]
             selected = [{*claim.selection["case"]} for claim in stated]
             rows = results.Recorder(study.name, profile="full").rows()
             all_units += _of_study(study.name, rows, selected)
@@ -75,7 +77,7 @@ def _of_study(study: str, rows: Any, selected: list[set[str]]) -> Iterator[Unit]
     times = last["took_s"].dropna()
     typical_s = statistics.median(times) if len(times) else UNKNOWN_S
     races: dict[str, list[str]] = {}
-    for case in measuring.full_cases(study):
+    for case in studies.full_cases(study):
         session = last["session"].get(case)
         races.setdefault(session if isinstance(session, str) else case, []).append(case)
     for cases in races.values():
@@ -171,35 +173,32 @@ def chosen_name(name: str, folder: Path, facts: machines.Machine) -> str:
 
 
 def record(
-    chosen: Sequence[Unit], name: str, minutes: float, run: Callable[[str], bool],
+    chosen: Sequence[Unit], name: str, minutes: float, run: Callable[[str, Path, float], bool],
     packed: Path | None = None,
 ) -> bool:  # fmt: skip
     """Measure units into a recording, a study after the other; whether any failed.
 
-    `run` measures a study's part, and says whether it failed. After so many minutes no further case
-    begins; after each study the folder `packed` gets the recording as one file.
+    `run` gets a study, a file of the chosen cases' ids and the end of the time, in seconds since
+    1970; it measures, and says whether it failed. After so many minutes no further case begins;
+    after each study the folder `packed` gets the recording as one file.
     """
     folder = paths.results_dir() / machines.key() / name
     until, failed = time.time() + 60 * minutes, False
     listed = paths.build_dir() / "record" / "cases.txt"
     write_whole(listed, "\n".join(case for unit in chosen for case in unit.cases))
-    variables = {
-        results.RECORDING: name, results.CASES: str(listed.absolute()),
-        results.UNTIL: f"{until:.0f}", "FRESH": None,
-    }  # fmt: skip
     for study in dict.fromkeys(unit.study for unit in chosen):
         if time.time() > until:
             break
-        with environment(variables):
-            failed |= run(study)
+        with environment({results.RECORDING: name, "FRESH": None}):
+            failed |= run(study, listed.absolute(), until)
         if packed is not None and folder.exists():
             print(f"packed {pack(folder, packed)}", flush=True)
     return failed
 
 
-def measure(study: str) -> bool:
-    """Run a notebook's measuring cells in a process of their own; whether it failed."""
-    command = [sys.executable, "-m", "press", "measure", study]
+def measure(study: str, cases: Path, until: float) -> bool:
+    """Measure the listed cases of a study in a process of their own; whether it failed."""
+    command = [sys.executable, "-m", "press", "measure", study, str(cases), f"{until:.0f}"]
     began = time.monotonic()
     status = subprocess.run(command, cwd=paths.ROOT, check=False).returncode
     print(f"{study}: status {status} after {time.monotonic() - began:.0f} s", flush=True)

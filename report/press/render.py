@@ -14,7 +14,7 @@ from press.pages.slides import FusedlibSlidesExporter, FusedlibSlidesPDFExporter
 from press.running import config
 from press.running.config import Config
 from press.running.products import copy_path, read_metadata, write_whole
-from press.style import INK, PAPER_INK
+from press.style import GROUND, INK, PAPER_INK
 
 FIGURES = paths.ROOT / "figures"
 
@@ -101,5 +101,4 @@ def figures(products: Path) -> dict[str, str]:
 def _on_white(svg: str) -> str:
     """In dark ink on white: the page of a repository may be dark, and shows the file as it is."""
     at = svg.index(">", svg.index("<svg")) + 1
-    ground = '<rect width="100%" height="100%" fill="#ffffff"/>'
-    return (svg[:at] + ground + svg[at:]).replace(INK, PAPER_INK)
+    return (svg[:at] + GROUND + svg[at:]).replace(INK, PAPER_INK)

@@ -7,7 +7,6 @@ recordings alone.
 import contextlib
 import io
 import site
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +15,16 @@ from typing import Any
 import nbformat
 
 from fusedlib.bench.machine import NAME
-from measure.recording import paths, results
+from measure.recording import results
 from press import beside, claims, display, redefined
 from press.claims import Claim
-from press.measuring import MEASURE, environment
-from press.running.config import FRAME, STATIC, Config, Study
+from press.pages.outputs import meaning
+from press.running.config import DETAILS, FRAME, STATIC, Config, Study
 from press.running.products import METADATA, copy_path, write_whole
+from press.variables import environment
 
+LIVE = "live"
+"""Tag of cells that are for whoever runs the notebook: no other cell needs them."""
 NOBODY = "nobody"
 """Name of a machine that has no rows."""
 
@@ -36,7 +38,7 @@ class Analysis:
 
 
 def analysis_of(notebook: Path, may_lack_rows: bool = False) -> Analysis:
-    """Run the cells of a notebook over the rows there are; its measuring cells are left out.
+    """Run the cells of a notebook over the rows there are; nothing is measured.
 
     With `may_lack_rows` a cell that raises shows nothing, and the cells after it run: there may be
     only part of the rows that the notebook asks for.
@@ -46,9 +48,9 @@ def analysis_of(notebook: Path, may_lack_rows: bool = False) -> Analysis:
     namespace: dict[str, object] = {"__name__": "__main__"}
     site.addsitedir(str(notebook.parent))  # its helpers, as a kernel started there finds them
     try:
-        with environment({STATIC: "1"}):
+        with environment({STATIC: "1"}), results.replaying():
             for at, cell in enumerate(read.cells):
-                if cell.cell_type == "code" and MEASURE not in cell.metadata.get("tags", []):
+                if cell.cell_type == "code" and LIVE not in cell.metadata.get("tags", []):
                     code = compile(cell.source, f"{notebook.name}[{at}]", "exec")
                     with display.captured() as shown, contextlib.redirect_stdout(io.StringIO()):
                         try:
@@ -74,11 +76,11 @@ def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> dict[str
     if FRAME in only:
         parts: tuple[Study, ...] = (config.frame,)
     else:
-        parts = config.select(only) if only else config.parts
+        parts = config.with_details(config.select(only)) if only else config.parts
     with recorded_rows(), environment({"FUSEDLIB_BUILD": str(folder)}):
         for part in parts:
             analysis = analysis_of(part.notebook)
-            studies = every if part is config.frame else [part.name]
+            studies = every if part is config.frame else [part.name.removesuffix(DETAILS)]
             show_others(analysis.notebook, part.notebook, studies)
             analysis.notebook.metadata[METADATA] = {"status": "ok", "profile": "full"}
             write_whole(copy_path(part.name), nbformat.writes(analysis.notebook))
@@ -91,10 +93,12 @@ def show_others(executed: Any, source: Path, studies: Sequence[str]) -> None:
     say which rivals were defined otherwise when they were recorded.
 
     Of a machine whose recording is not complete, a cell that needs more of its rows shows nothing.
+    What tells machines apart by itself (`press.rows`) needs no view of the others.
     """
     leader, *others = beside.shown_machines(studies)
     views = {}
-    for machine in others:
+    shown = [meaning(o) for cell in executed.cells for o in cell.get("outputs", [])]
+    for machine in others if not any("machines" in one for one in shown) else ():
         with environment({results.LEADING: machine}):
             views[machine] = analysis_of(source, may_lack_rows=True).notebook
     beside.put_beside(executed, leader, views)
@@ -103,20 +107,12 @@ def show_others(executed: Any, source: Path, studies: Sequence[str]) -> None:
 
 def recorded_machines() -> list[str]:
     """The machines whose recordings are part of the repository."""
-    recorded = results.recordings(paths.RECORDED)
-    return sorted({recording.machine for recording in recorded if recording.is_committed})
+    with results.replaying("committed"):
+        return sorted({recording.machine for recording in results.recordings()})
 
 
 @contextlib.contextmanager
 def recorded_rows() -> Iterator[None]:
     """The rows of the repository alone, seen from a machine that has none: the same everywhere."""
-    before = paths.RECORDED
-    with tempfile.TemporaryDirectory(prefix="fusedlib-rows-") as name:
-        for entry in recorded_machines():
-            (Path(name) / entry).symlink_to(before / entry)
-        paths.RECORDED = Path(name)
-        try:
-            with environment({"FUSEDLIB_RESULTS": name, NAME: NOBODY}):
-                yield
-        finally:
-            paths.RECORDED = before
+    with results.replaying("committed"), environment({NAME: NOBODY}):
+        yield

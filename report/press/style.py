@@ -31,6 +31,9 @@ INK = "#010203"
 PAPER_INK = "#1b1d21"
 """The same in what is printed: the PDF's, the slides' and the committed figures'."""
 
+GROUND = '<rect width="100%" height="100%" fill="#ffffff"/>'
+"""What lies behind a committed figure: the page of a repository may be dark."""
+
 MUTED = "#828282"
 """Reference lines and grid."""
 

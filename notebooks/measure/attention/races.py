@@ -24,7 +24,6 @@ from measure.attention.problem import AttentionProblem, Operands, draw, operands
 from models.transformer import plain_attention
 
 TASK = EXPERIMENT = "attention"
-STUDY = "07_attention"
 BASELINE = "plain"
 FUSED = "fused"
 GRIDS = ("course", "published", "long")

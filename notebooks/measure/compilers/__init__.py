@@ -24,10 +24,9 @@ from measure.compilers.samplers import SAMPLERS
 from measure.compilers.subjects import TURN, Decoding, Forward, Setup, Training
 
 __all__ = [
-    "BASELINE", "OPTIMIZERS", "RACE", "SAMPLERS", "STUDY", "TASK", "TURN", "cases", "dynamic",
+    "BASELINE", "OPTIMIZERS", "RACE", "SAMPLERS", "TASK", "TURN", "cases", "dynamic",
 ]  # fmt: skip
 
-STUDY = "12_compilers"
 SETUPS: dict[str, type[Setup]] = {
     "forward": Forward, "decoding": Decoding, "training": Training,
 }  # fmt: skip

@@ -12,7 +12,6 @@ from measure.transformer_trainer import WEIGHTS
 from models import transformer
 from models.transformer import TransformerConfig, config
 
-STUDY = "06_end_to_end"
 RACES = {"mlp": "mlp", "model": "compile"}
 """The task of the rivals by experiment: whose MLP, or whether the model is compiled."""
 OPTIMIZERS = ("for-loop", "foreach", "fused")

@@ -40,13 +40,11 @@ from measure.mlp_problem import PLAIN_PATH
 
 __all__ = [
     "BASELINE", "CONFIGS", "EXACT", "FIRST_STEPS", "FP32", "LOADED", "MOMENTS", "MOMENT_SEEDS",
-    "OTHER_ATTENTION", "PARTS", "PLAIN_PATH", "RACE", "SEEDS", "STUDY", "TASK",
+    "OTHER_ATTENTION", "PARTS", "PLAIN_PATH", "RACE", "SEEDS", "TASK",
     "LlamaTrainer", "Trajectory", "build", "cases", "causal_attention", "copy_of",
     "few_threads", "gradients", "loss_distances", "measure", "path_of", "tokens",
     "wrong_gradients",
 ]  # fmt: skip
-
-STUDY = "11_llama"
 
 
 def cases(

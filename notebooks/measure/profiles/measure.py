@@ -35,7 +35,6 @@ from models import transformer
 from models.ranges import Range, named_ranges
 from models.transformer import loss
 
-STUDY = "08_profile"
 # The parts of a step, and the forward pass alone without anything kept for a backward pass.
 SECTIONS = ("forward", "backward", "optimizer")
 STEP, INFERENCE = "step", "inference"

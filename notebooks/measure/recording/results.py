@@ -18,8 +18,9 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
@@ -47,13 +48,25 @@ PROTOCOL = "published_protocol_"
 DESCRIPTION = "machine.json"
 ASSEMBLED = "assembled"
 """Name of a recording that was put together from several runs, none of which had all cases."""
-RECORDING, CASES, PLAN = "FUSEDLIB_RECORDING", "FUSEDLIB_CASES", "FUSEDLIB_PLAN"
-UNTIL, LEADING = "FUSEDLIB_UNTIL", "FUSEDLIB_LEADING"
+RECORDING, LEADING = "FUSEDLIB_RECORDING", "FUSEDLIB_LEADING"
+
+REPLAYED: ContextVar[str] = ContextVar("REPLAYED", default="")
+"""Set while cells run over the rows there are, and measure nothing: "all" of them, or those that
+are "committed"."""
 
 
-def only_lists_cases() -> bool:
-    """Whether cases are listed in the file `$FUSEDLIB_PLAN`, and none is measured."""
-    return bool(os.environ.get(PLAN))
+@contextmanager
+def replaying(rows: str = "") -> Iterator[None]:
+    """While the block runs nothing is measured, and these rows are read.
+
+    Args:
+        rows: "all" or "committed"; by default those of a block around this one, else all.
+    """
+    before = REPLAYED.set(rows or REPLAYED.get() or "all")
+    try:
+        yield
+    finally:
+        REPLAYED.reset(before)
 
 
 def case_id(study: str, case: Mapping[str, Any]) -> str:
@@ -130,7 +143,7 @@ class Recording:
     @property
     def is_committed(self) -> bool:
         """Whether it is part of the repository and not a visitor's."""
-        return not (self.folder.parent / ".gitignore").exists()
+        return is_committed(self.folder.parent)
 
     @property
     def commits(self) -> list[str]:
@@ -145,13 +158,25 @@ class Recording:
 def recordings(directory: Path | None = None) -> list[Recording]:
     """All recordings of a folder; by default the repository's and the visitor's own.
 
+    While those that are committed are replayed, the repository's alone.
+
     Raises:
         ResultsError: a folder of rows has no readable `machine.json`.
     """
-    folders = [directory] if directory else [paths.RECORDED, paths.results_dir()]
+    committed = directory is None and REPLAYED.get() == "committed"
+    own = [] if committed else [paths.results_dir()]
+    folders = [directory] if directory else [paths.RECORDED, *own]
     rows = (path for folder in folders for path in sorted(folder.glob("*/*/*.jsonl")))
     with_rows = {path.parent.resolve(): path.parent for path in rows}
-    return [Recording.read(folder) for folder in with_rows.values()]
+    return [
+        Recording.read(folder) for folder in with_rows.values()
+        if not committed or is_committed(folder.parent)
+    ]  # fmt: skip
+
+
+def is_committed(machine: Path) -> bool:
+    """Whether a machine's folder is part of the repository and not a visitor's."""
+    return not (machine / ".gitignore").exists()
 
 
 def check(studies: Iterable[str] | None = None, directory: Path | None = None) -> list[str]:
@@ -184,6 +209,8 @@ class Recorder:
 
     Args:
         fresh: measure everything anew; by default when `$FRESH` is set to anything but 0.
+        only: ids of the cases that are measured; by default all.
+        until: seconds since 1970; from then on no case begins.
         commit: of the code, and whether the code differs from it.
     """
 
@@ -191,6 +218,8 @@ class Recorder:
     profile: str
     fresh: bool | None = None
     directory: Path | None = None
+    only: Collection[str] | None = None
+    until: float = math.inf
     machine: machines.Machine = field(default_factory=machines.describe)
     commit: provenance.Commit = field(default_factory=provenance.commit)
     measured: int = 0
@@ -199,8 +228,6 @@ class Recorder:
     def __post_init__(self) -> None:
         if self.fresh is None:
             self.fresh = os.environ.get("FRESH", "0") not in ("", "0")
-        listed = os.environ.get(CASES)
-        self._only = set(Path(listed).read_text().split()) if listed else None
         self._folder = (self.directory or paths.results_dir()) / self.machine.key
         self.recording = os.environ.get(RECORDING) or self._chosen()
         self.path = self._folder / self.recording / f"{self.study}.jsonl"
@@ -279,10 +306,8 @@ class Recorder:
         return frame
 
     def missing(self, cases: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The cases that the recording has no row of yet, or one that is tried again.
-
-        Where `$FUSEDLIB_CASES` names a file of case ids, those cases alone. Where `$FUSEDLIB_PLAN`
-        names a file, none: they are listed there, a line each that begins with its id.
+        """Of the cases that may be measured those that the recording has no row of yet, or one that
+        is tried again.
         """
         todo = []
         for case in cases:
@@ -290,14 +315,9 @@ class Recorder:
             name = case_id(self.study, case)
             row = self._newest.get(name)
             lacks = row is None or self.fresh or row["status"] in TRIED_AGAIN
-            if lacks and (self._only is None or name in self._only):
+            if lacks and (self.only is None or name in self.only):
                 todo.append(dict(case))
-        if not (plan := os.environ.get(PLAN)):
-            return todo
-        with Path(plan).open("a", encoding="utf-8") as lines:
-            for case in todo:
-                lines.write(f"{case_id(self.study, case)} {self.study} {json.dumps(case)}\n")
-        return []
+        return todo
 
     def has(self, cases: Iterable[Case]) -> bool:
         """Whether none of these cases, which are timed together, needs to be: `skip` of a race.
@@ -314,24 +334,27 @@ class Recorder:
         return False
 
     def race(self, spec: "Race", cases: Iterable[Case]) -> None:
-        """Race the cases that the recording lacks, and those that are timed together with them."""
+        """Race the cases that the recording lacks, and those that are timed together with them;
+        none while rows are replayed.
+        """
         from fusedlib.bench.race import race
 
-        self.record(race(spec, cases, skip=self.has))
+        if not REPLAYED.get():
+            self.record(race(spec, cases, skip=self.has))
 
     def sweep(
         self, cases: Iterable[Case], measure: Callable[[Case], dict[str, Any]]
     ) -> None:  # fmt: skip
-        """Measure the cases that the recording lacks."""
+        """Measure the cases that the recording lacks; none while rows are replayed."""
         from fusedlib.bench.sweep import sweep
 
-        self.record(sweep(cases, measure, skip=self.has))
+        if not REPLAYED.get():
+            self.record(sweep(cases, measure, skip=self.has))
 
     def record(self, rows: Generator[Row, None, None]) -> None:
         """Write each row as it comes, show how far it is, and say at the end what was done.
 
-        When the time that `$FUSEDLIB_UNTIL` gives is over no further case begins: what was timed
-        together is recorded whole.
+        When the time is over no further case begins: what was timed together is recorded whole.
 
         Raises:
             ResultsError: a row could not be written; the generator is closed.
@@ -353,8 +376,8 @@ class Recorder:
         print(self.summary())
 
     def is_over(self) -> bool:
-        """Whether the time that `$FUSEDLIB_UNTIL` gives, in seconds since 1970, is over."""
-        return time.time() > float(os.environ.get(UNTIL) or math.inf)
+        """Whether the time to measure is over."""
+        return time.time() > self.until
 
     def append(
         self, case: Mapping[str, Any], figures: Mapping[str, Any] | None = None,
@@ -362,9 +385,7 @@ class Recorder:
     ) -> dict[str, Any]:  # fmt: skip
         """Write one row, flushed to disk before this returns, and give it back.
 
-        Where `$FUSEDLIB_PLAN` names a file the case is listed there, as by `missing`, and no row
-        written; where `$FUSEDLIB_CASES` does, no row of a case that was not asked for and cannot be
-        measured here.
+        Nothing is written of a case that was not asked for and cannot be measured here.
 
         A figure `wrong` with a reason makes the row wrong: it is a published result that is timed
         all the same, as its authors did, and its times go by names of their own, `PROTOCOL` before
@@ -391,9 +412,7 @@ class Recorder:
             "took_s": round(self._clock - before, 1), "status": status, "reason": reason,
             **{k: plain(v) for k, v in case.items()}, **_finite(figures),
         }  # fmt: skip
-        if only_lists_cases():
-            self.missing([case])  # what cannot be measured here may be elsewhere
-        elif status != "unavailable" or self._only is None or row["case"] in self._only:
+        if status != "unavailable" or self.only is None or row["case"] in self.only:
             self._write(row)
         return row
 

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, lru_cache, partial
 from itertools import count
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fusedlib import reference
@@ -20,12 +21,13 @@ from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.cases import Case, grid, require_known, require_least
 from fusedlib.bench.race import LAUNCHES, Checked, Figures, Race, Turn
 from fusedlib.bench.statistics import summarize
+from measure import study
+from measure.study import Experiment, Study
 from measure.training import batches, mnist, network
 from measure.training.batches import Batch, Data
 from measure.training.network import BASELINE, FROZEN, NETWORKS, PRECISIONS, TASK, WRONG
 from measure.training.trainer import GraphStep, Trainer
 
-STUDY = "10_mnist"
 BATCH_SIZE = 64
 WINDOWS = 67  # an epoch's 938 steps in windows of 14; a subset has as many steps or fewer
 # A worker makes its first batches while nobody waits for them.
@@ -367,4 +369,93 @@ RACE = Race(
     setup=Setup, available=available, warmup=1, rounds=lambda case: case["rounds"], bursts=False,
     fields=("network", "precision", "width", "batch_size", "train_images", "test_images", "device"),
     settings=lambda case: network.settings(case["precision"]),
+)  # fmt: skip
+
+
+# --- the study -----------------------------------------------------------------------------------
+
+
+Arms = list[str]
+Count = Annotated[int, Field(ge=1, le=100)]
+Images = Annotated[int, Field(ge=64, le=60_000)]
+
+
+class Sizes(study.Sizes):
+    """Arms, images and epochs of study 10. An arm is named with its precision, "fused bf16"."""
+
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """cuda, cpu, or auto for the best there is"""
+    whole: Arms = ["eager fp32", "fused fp32", "frozen fp32", "published-kernel fp32"]
+    """trained for all epochs"""
+    once: Arms = ["liger fp32"]
+    """trained for one epoch"""
+    alone: Arms = ["eager fp32", "frozen fp32", "published-kernel fp32"]
+    """trained without convolutions"""
+    clocked: Arms = ["eager fp32"]
+    """whole epochs, data on the device"""
+    fed: Arms = []
+    """epochs and steps with a DataLoader"""
+    epochs: Count = 1
+    """of `whole` and `alone`"""
+    seeds: Count = 2
+    """of weights, order of images and dropout"""
+    train_images: Images = 320
+    """the first so many of 60,000"""
+    alone_images: Images = 1024
+    """the same without convolutions"""
+    test_images: Annotated[int, Field(ge=1, le=10_000)] = 100
+    """the first so many of 10,000"""
+    width: Annotated[int, Field(ge=64, le=9216)] = 128
+    """of the layer behind convolutions, a multiple of 64"""
+    rounds: Annotated[int, Field(ge=1, le=1000)] = 2
+    """turns that each arm's steps are timed in"""
+    steps: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """a turn, and in which repeated runs are compared"""
+
+    @property
+    def where(self) -> str:
+        """The device's type; MNIST trains on a CPU where there is an Apple GPU."""
+        return super().where.replace("mps", "cpu")
+
+    @property
+    def behind(self) -> dict[str, Any]:
+        """What the runs with convolutions share."""
+        return setting(self.train_images, self.test_images, self.width, self.where)
+
+
+def _pace_cases(sizes: Sizes) -> Cases:
+    turns = {"rounds": sizes.rounds, "steps": sizes.steps}
+    everyone, python = [*sizes.whole, *sizes.once], {"launch": "python", **turns}
+    return [
+        *cases("pace", everyone, sizes.behind, source="device", **python),
+        *cases("pace", sizes.fed, sizes.behind, source="loader", **python),
+        *cases("pace", everyone, sizes.behind, source="device", launch="graph", **turns),
+    ]
+
+
+def _training_cases(sizes: Sizes) -> Cases:
+    behind, everyone = sizes.behind, [*sizes.whole, *sizes.once]
+    narrow = min(sizes.width, 768)  # of 784 pixels
+    bare = setting(sizes.alone_images, sizes.test_images, narrow, sizes.where)
+    clock: dict[str, Any] = {"seed": 0, "epochs": 1, "launch": "python"}
+    listed = cases("epoch", sizes.clocked, behind, source="device", **clock)
+    listed += cases("epoch", sizes.fed, behind, source="loader", **clock)
+    listed += cases("repeat", everyone, behind, steps=sizes.steps)
+    listed += data_cases(behind, 10 * sizes.steps)
+    launch = "graph" if sizes.where == "cuda" else "python"
+    for seed in range(sizes.seeds):
+        each: dict[str, Any] = {"seed": seed, "source": "device", "launch": launch}
+        convolved = {"network": "convolutions", **each}
+        listed += cases("run", sizes.whole, behind, epochs=sizes.epochs, **convolved)
+        listed += cases(
+            "run", sizes.alone, bare, network="swiglu only", epochs=sizes.epochs, **each
+        )  # fmt: skip
+        listed += cases("run", sizes.once, behind, epochs=1, **convolved)
+    return listed
+
+
+STUDY = Study(
+    "10_mnist", Sizes,
+    [Experiment("steps", RACE, _pace_cases), Experiment("training", measure, _training_cases)],
+    registers="flawed_layer",
 )  # fmt: skip

@@ -11,7 +11,7 @@ from nbformat.v4 import new_markdown_cell, new_notebook
 from press.pages import outputs
 from press.pages.outputs import ABSTRACT, APPENDIX, MARKDOWN, PAPER, press, slugify, tags
 from press.pages.preprocessors import parts
-from press.running.config import FRAME
+from press.running.config import DETAILS, FRAME
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,11 @@ def combined(sections: Sequence[Section]) -> Any:
     studies stand alone.
     """
     frame = next((s for s in sections if s.name == FRAME and s.notebook), None)
-    studies = [s for s in sections if s.name != FRAME]
+    studies = [s for s in sections if s.name != FRAME and not s.name.endswith(DETAILS)]
+    details = [s for s in sections if s.name != FRAME]
     if frame:
         title, lead, rest = _split_title(_ran(frame))
-        cells = list(_framed(frame, rest, studies))
+        cells = list(_framed(frame, rest, studies, details))
     else:
         title, lead, cells = "Report", "", [cell for study in studies for cell in _study(study)]
     for number, cell in enumerate(cells):
@@ -69,14 +70,16 @@ def _prose(cell: Any) -> list[str]:
     return [o.data[MARKDOWN] for o in cell.outputs if MARKDOWN in o.get("data", {})]
 
 
-def _framed(frame: Section, cells: list[Any], studies: Sequence[Section]) -> Iterator[Any]:
+def _framed(
+    frame: Section, cells: list[Any], studies: Sequence[Section], details: Sequence[Section]
+) -> Iterator[Any]:
     if frame.error:
         yield _failure(frame)
     for cell in cells:
         if "studies" in tags(cell):
             yield from (part for study in studies for part in _study(study))
         elif "details" in tags(cell):
-            yield from (part for study in studies for part in _details(study))
+            yield from _appendix(details)
         elif "floats" in tags(cell):
             yield _cell("", FRAME, role="index")
         else:
@@ -103,14 +106,20 @@ def _study(section: Section) -> Iterator[Any]:
             yield cell
 
 
-def _details(section: Section) -> Iterator[Any]:
-    """A study's cells tagged `appendix` under its title."""
-    cells = [cell for cell in _ran(section) if APPENDIX in tags(cell)]
-    if cells:
-        yield _cell(section.title, section.name, role="heading", level=3, after="details")
-    for cell in cells:
-        press(cell).update(study=section.name, least=4)
-        yield cell
+def _appendix(sections: Sequence[Section]) -> Iterator[Any]:
+    """Cells tagged `appendix`, a study's and its details' under its title."""
+    before = ""
+    for section in sections:
+        study = section.name.removesuffix(DETAILS)
+        if section.error and study != section.name:
+            yield _failure(section)
+        for cell in _ran(section):
+            if APPENDIX in tags(cell):
+                if study != before:
+                    yield _cell(section.title, study, role="heading", level=3, after="details")
+                before = study
+                press(cell).update(study=study, least=4)
+                yield cell
 
 
 def _cell(text: str, study: str, **details: Any) -> Any:
@@ -118,7 +127,9 @@ def _cell(text: str, study: str, **details: Any) -> Any:
 
 
 def _failure(section: Section) -> Any:
-    path = "report/report.ipynb" if section.name == FRAME else f"notebooks/{section.name}.ipynb"
+    study = section.name.removesuffix(DETAILS)
+    folder = "notebooks" if study == section.name else "report/sections"
+    path = "report/report.ipynb" if section.name == FRAME else f"{folder}/{study}.ipynb"
     title = f"{path} failed; what it showed before that follows."
     if section.notebook is None:
         title = f"{path} gave nothing to show."

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from nbconvert.preprocessors import Preprocessor
-from nbformat.v4 import new_markdown_cell
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 from PIL import Image
 
-from press.display import TABLE_MIME
+from measure.recording import paths
+from press.display import TABLE_MIME, figure_data
 from press.pages import pandoc, svg
 from press.pages.outputs import (
     DRAWING,
@@ -32,10 +33,15 @@ from press.pages.outputs import (
     press,
     slugify,
 )
+from press.style import GROUND, INK, PAPER_INK
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _HEADING = re.compile(r" {0,3}(#{1,6})\s+(.*?)(?:\s+#+)?\s*$")
-_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?:#([^)\s]+)|([\w/.-]*?)([\w-]+)\.ipynb(?:#[^)\s]*)?)\)")
+_LINK = re.compile(
+    r"(?<!!)\[([^\]]*)\]\((?:#([^)\s]+)|([\w/.-]*?)([\w-]+)\.ipynb(?:#[^)\s]*)?)"
+    r'(?: "\w+")?\)'  # a number's value: see `press.words`
+)
+_PICTURE = re.compile(r"^!\[([^\]]*)\]\((?:\.\./)*figures/([\w-]+)\.svg\)[ ]*$", re.MULTILINE)
 _FROM_TARGET = ("", "Figure", "Table", "Section")
 
 
@@ -76,6 +82,40 @@ def picture_bytes(mime: str, data: str) -> bytes:
     content = base64.b64decode(data)
     Image.open(BytesIO(content)).load()
     return content
+
+
+class Opening(Preprocessor):
+    """A picture of `figures/` on a line of its own in Markdown becomes a figure, as cells show it.
+
+    So it is part of the page, wherever that lies, and of the PDF.
+    """
+
+    def preprocess(self, nb: Any, resources: Any) -> Any:
+        """Split the cells at such lines; of a figure that is not drawn yet the text stays."""
+        cells = []
+        for cell in nb.cells:
+            pieces = _PICTURE.split(cell.source) if cell.cell_type == "markdown" else []
+            if len(pieces) < 4:
+                cells.append(cell)
+                continue
+            cells.append(_text(pieces[0], cell))
+            for alt, name, text in zip(*(pieces[at::3] for at in (1, 2, 3)), strict=True):
+                path = paths.ROOT / "figures" / f"{name}.svg"
+                if path.is_file():
+                    drawn = path.read_text(encoding="utf-8").replace(PAPER_INK, INK)
+                    drawn = drawn.replace(GROUND, "")
+                    shown = {"kind": "figure", "caption": alt, "alt": alt, "name": f"{name}-first"}
+                    output = new_output("display_data", figure_data(drawn, shown))
+                    output.metadata["fusedlib"] = shown
+                    cells.append(new_code_cell("", outputs=[output], metadata=cell.metadata))
+                cells.append(_text(text, cell))
+        nb.cells = cells
+        return nb, resources
+
+
+def _text(source: str, cell: Any) -> Any:
+    """A Markdown cell with part of another one's text."""
+    return new_markdown_cell(source.strip("\n"), metadata=cell.metadata)
 
 
 class Headings(Preprocessor):

@@ -13,12 +13,15 @@ PROFILES = ("quick", "full")
 AUTO = "auto"
 # Name of the executed frame beside the studies.
 FRAME = "report"
+DETAILS = "_details"
+"""Ends the name of a notebook in `report/sections`, which shows what only the appendix needs."""
 STATIC = "FUSEDLIB_STATIC"
 """Set by the runner: no reader is there to move a widget."""
 # The published tables were measured on a card of 80 GB; their largest size needs that much.
 FULL_MEMORY_BYTES = 80e9
 _TEXTS = "name", "title", "question"
 _KEYS: dict[str, type] = {**dict.fromkeys(_TEXTS, str), **dict.fromkeys(PROFILES, dict)}
+_FORMS = _KEYS, {**_KEYS, "measure": str}  # a notebook that measures nothing has no such module
 
 
 class ConfigError(ValueError):
@@ -27,35 +30,53 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Study:
-    """One notebook of the study; its rows lie in `<name>.jsonl`."""
+    """One notebook of the study; its rows lie in `<name>.jsonl`.
+
+    Attributes:
+        profiles: the sizes of what it measures, by profile.
+        measure: the module that declares what it measures; empty where it measures nothing.
+    """
 
     name: str
     title: str
     question: str
     notebook: Path
     profiles: Mapping[str, Mapping[str, Any]]
+    measure: str = ""
 
     @property
     def reads(self) -> set[str] | None:
         """Studies whose rows it shows: its own, and those that its cells name; None: all."""
         if self.name == FRAME:
             return None
+        own = self.name.removesuffix(DETAILS)
         text = self.notebook.read_text(encoding="utf-8")
         others = {path.stem for path in self.notebook.parent.glob("*.ipynb")}
-        return {self.name, *(name for name in others if f'\\"{name}\\"' in text)}
+        return {own, *(name for name in others if f'\\"{name}\\"' in text)}
 
 
 @dataclass(frozen=True)
 class Config:
-    """All studies in their order, and the notebook that frames them in the report."""
+    """All studies in their order, and the notebook that frames them in the report.
+
+    `details` are the notebooks beside the frame, in `sections`, that have a study's name: what the
+    appendix needs of it.
+    """
 
     studies: tuple[Study, ...]
     frame: Study
+    details: tuple[Study, ...] = ()
 
     @property
     def parts(self) -> tuple[Study, ...]:
         """What the report is made of."""
-        return (*self.studies, self.frame)
+        return (*self.with_details(self.studies), self.frame)
+
+    def with_details(self, studies: Iterable[Study]) -> tuple[Study, ...]:
+        """These studies, each followed by its details."""
+        more = {part.name: part for part in self.details}
+        names = ((study, more.get(study.name + DETAILS)) for study in studies)
+        return tuple(part for pair in names for part in pair if part)
 
     def select(self, only: Sequence[str]) -> tuple[Study, ...]:
         """The named studies in the report's order; all of them for an empty `only`.
@@ -88,10 +109,11 @@ def load(path: Path | None = None) -> Config:
     tables = data.get("study") or {}
     tables = tables if isinstance(tables, list) else [tables]
     for table in tables:
-        if not isinstance(table, dict) or {key: type(table[key]) for key in table} != _KEYS:
+        if not isinstance(table, dict) or {k: type(table[k]) for k in table} not in _FORMS:
             raise ConfigError(
-                f"{path}: a [[study]] has {listed(_TEXTS)}, which are texts, and tables of "
-                f"parameters, {listed(PROFILES)}, and nothing else; not so {table}"
+                f"{path}: a [[study]] has {listed(_TEXTS)}, which are texts, perhaps measure, "
+                f"which is one, and tables of parameters, {listed(PROFILES)}, and nothing else; "
+                f"not so {table}"
             )
     names = [table["name"] for table in tables]
     if len({*names, FRAME}) <= len(names):
@@ -104,11 +126,18 @@ def load(path: Path | None = None) -> Config:
     for study in (*studies, frame):
         if not study.notebook.is_file():
             raise ConfigError(f"{path}: the notebook {study.notebook} does not exist")
-    return Config(studies, frame)
+    folder = notebook.parent / "sections"
+    details = tuple(
+        Study(study.name + DETAILS, study.title, "", path, {profile: {} for profile in PROFILES})
+        for study in studies if (path := folder / f"{study.name}.ipynb").is_file()
+    )  # fmt: skip
+    return Config(studies, frame, details)
 
 
-def _study(folder: Path, name: str, title: str, question: str, **profiles: Any) -> Study:
-    return Study(name, title, question, folder / f"{name}.ipynb", profiles)
+def _study(
+    folder: Path, name: str, title: str, question: str, measure: str = "", **profiles: Any
+) -> Study:  # fmt: skip
+    return Study(name, title, question, folder / f"{name}.ipynb", profiles, measure)
 
 
 def choose_profile(name: str) -> tuple[str, str]:

@@ -23,14 +23,13 @@ def before_run(notebook: Path, parameters: Mapping[str, Any]) -> str:
     """
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     code = [path for folder in CODE for path in (paths.ROOT / folder).rglob("*.py")]
-    cases = os.environ.get(results.CASES, "")
     parts = [
         *([c["cell_type"], "".join(c["source"]), c["metadata"].get("tags")] for c in cells),
         dict(parameters),
         _files([*code, *notebook.parent.glob("*.py"), *paths.PUBLISHED.rglob("*")]),
         [platform.python_version(), machine.version_of("torch"), machine.version_of("triton")],
-        [os.environ.get(results.RECORDING), cases and Path(cases).read_text()],
-        [os.environ.get(machine.NAME), platform.node()],
+        [os.environ.get(name) for name in (results.RECORDING, machine.NAME)],
+        [platform.node()],
     ]
     return _digest(json.dumps(parts, sort_keys=True, default=str).encode())
 

@@ -21,12 +21,12 @@ from papermill.execute import remove_error_markers
 from measure.recording import paths, results
 from measure.recording.progress import FILE as PROGRESS
 from press import replay
-from press.measuring import environment
 from press.running import config as configs
 from press.running import fingerprint, kernel, parameters
-from press.running.config import FRAME, STATIC, Study
+from press.running.config import DETAILS, FRAME, STATIC, Study
 from press.running.monitor import Monitor
 from press.running.products import METADATA, check_writable, copy_path, read_metadata, write_whole
+from press.variables import environment
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,7 @@ class Outcome:
 
 def jobs(studies: Sequence[Study], settings: Sequence[str], profile: str) -> list[Job]:
     """The runs of these studies, with all their parameters checked."""
-    declared = {study.name: parameters.read(study.notebook) for study in studies}
-    presets = {study.name: study.profiles[profile] for study in studies}
-    values = parameters.choose(declared, presets, settings, profile)
+    values = parameters.choose(studies, settings, profile)
     return [Job(s.name, s.notebook, values[s.name], profile, s.reads) for s in studies]
 
 
@@ -104,7 +102,8 @@ def execute(job: Job, monitor: Monitor, *, fresh: bool = False) -> Outcome:
             status, error, stop = _attempt(job, session, fresh)
     seconds = time.monotonic() - began
     if status == "ok":
-        studies = [job.name] if job.reads is not None else [s.name for s in configs.load().studies]
+        every = [study.name for study in configs.load().studies]
+        studies = every if job.reads is None else [job.name.removesuffix(DETAILS)]
         try:
             replay.show_others(session.notebook, job.notebook, studies)
         except Exception as failure:

@@ -1,0 +1,241 @@
+"""Study 11: what is measured of a whole Llama training step, in the order it is measured."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from fusedlib.bench import sustained
+from fusedlib.bench.cases import Case, require_known
+from measure import distributed, llama, study
+from measure.llama import operations
+from measure.study import Experiment, PerRun, Positive, Size, Study
+
+KNOWN = (
+    "all", "step", "memory", "limit", *operations.TASKS, "distributed", "sustained", "product",
+    "fp32", "fp32-train", "gradients", "first-steps",
+)  # fmt: skip
+TRAINED_BATCH, LEARNING_RATE = 8, 3e-4
+Dtype = Literal["bfloat16", "float16", "float32"]
+Context = Annotated[int, Field(ge=2)]
+Cases = list[dict[str, Any]]
+
+
+class Sizes(study.Sizes):
+    """Models, arms, batches and contexts of study 11."""
+
+    device: Literal["auto", "cuda", "cpu", "mps"] = "auto"
+    """cuda, cpu, or auto for the best there is"""
+    model: str = "two layers"
+    """configuration, of measure.llama.CONFIGS"""
+    dtype: Dtype = "float32"
+    """of weights, gradients and moments"""
+    more_dtypes: list[Dtype] = []
+    """in which the headline's size is run besides"""
+    arms: list[str] = ["huggingface", "liger", "fused", "fused-mlp", "fused-loss"]
+    """headline; or all"""
+    few: list[str] = ["huggingface", "liger-without-flce", "liger", "fused"]
+    """at the other sizes"""
+    batch_size: Positive = 2
+    """sequences at the headline's size"""
+    context: Context = 32
+    """tokens a sequence there"""
+    batches: list[int] = [1, 4]
+    """sequences of `batch_context` tokens"""
+    batch_context: Context = 16
+    """tokens a sequence where the batch grows"""
+    contexts: list[int] = [16, 64]
+    """tokens a sequence where the context grows, headline's batch"""
+    stepped: list[str] = ["huggingface", "liger", "fused"]
+    """arms of whole steps, memory and limits"""
+    loaded: list[str] = ["huggingface", "fused"]
+    """arms that also run sustained, with energy"""
+    load_seconds: Annotated[float, Field(ge=0.01, le=60)] = 0.2
+    """seconds of a sustained measurement, after heating"""
+    gemm_size: Size = 256
+    """rows and columns of the plain product under load"""
+    precise: list[str] = ["huggingface", "fused"]
+    """arms in fp32, at both settings of its products"""
+    precise_tokens: Context = 16
+    """tokens a sequence of the trainings in fp32 and float64"""
+    trained: list[str] = ["huggingface", "liger", "liger-fp32", "fused"]
+    """arms that train"""
+    train_model: str = "two layers"
+    """configuration that is trained"""
+    train_steps: Positive = 10
+    """steps of a training, or at most"""
+    train_tokens: Context = 16
+    """tokens a sequence of that training, of eight sequences a step"""
+    offloaded: list[str] = ["huggingface", "liger", "fused"]
+    """arms under DeepSpeed"""
+    offload_batches: list[int] = [2]
+    """sequences of `batch_context` tokens under DeepSpeed"""
+    offload_steps: Positive = 3
+    """measured steps under DeepSpeed"""
+    experiments: list[str] = ["all"]
+    """what is measured: step, memory, limit, loss, rope and so on"""
+    operation_rivals: list[str] = ["all"]
+    """beside whom loss, norm and rope run; inductor by its name"""
+    operation_widths: list[int] = [64, 128]
+    """hidden sizes of loss, norm and rope"""
+    vocabulary: Positive = 1000
+    """of that loss"""
+    repetitions: Annotated[int, Field(ge=1, le=1000)] = 2
+    """rounds that are measured at least"""
+
+    @field_validator("experiments")
+    @classmethod
+    def _are_known(cls, experiments: list[str]) -> list[str]:
+        require_known("experiment", experiments, KNOWN)
+        return experiments
+
+    @property
+    def headline(self) -> dict[str, Any]:
+        """Model, batch, context and dtype of the headline."""
+        return {
+            "model": self.model, "device": self.device, "batch_size": self.batch_size,
+            "context_length": self.context, "dtype": self.dtype,
+        }  # fmt: skip
+
+    @property
+    def turns(self) -> dict[str, Any]:
+        """The headline in turns, forward and backward."""
+        return {**self.headline, "optimizer": False, "repetitions": self.repetitions}
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """The training whose losses and gradients are compared."""
+        return {
+            "model": self.train_model, "dtype": self.dtype, "batch_size": TRAINED_BATCH,
+            "device": self.device, "context_length": self.train_tokens,
+            "learning_rate": LEARNING_RATE,
+        }  # fmt: skip
+
+
+def _steps(sizes: Sizes) -> Cases:
+    turns, batch, context = sizes.turns, sizes.batch_size, sizes.batch_context
+    listed = llama.cases("step", sizes.arms, group="arms", **turns)
+    for dtype in sizes.more_dtypes:
+        listed += llama.cases("step", sizes.few, group="arms", **turns | {"dtype": dtype})
+    listed += llama.cases("step", sizes.stepped, group="whole", **turns | {"optimizer": True})
+    shapes = [(n, context) for n in sizes.batches] + [(batch, n) for n in sizes.contexts]
+    for count, length in shapes:
+        there = {"batch_size": count, "context_length": length}
+        there["repetitions"] = max(1, sizes.repetitions // 2)
+        listed += llama.cases("step", sizes.few, group="sizes", **turns | there)
+    return listed
+
+
+def _operations(sizes: Sizes) -> Cases:
+    return [
+        case for task in operations.TASKS
+        for case in operations.cases(
+            task, sizes.operation_rivals, widths=sizes.operation_widths,
+            vocabulary=sizes.vocabulary, dtype=sizes.dtype, batch_size=sizes.batch_size,
+            context_length=sizes.context, device=sizes.device, repetitions=sizes.repetitions,
+        )
+    ]  # fmt: skip
+
+
+def _memory(sizes: Sizes) -> Cases:
+    listed = llama.cases("memory", sizes.stepped, **sizes.headline)
+    for grows, length in (("batch", sizes.batch_context), ("context", sizes.context)):
+        there = sizes.headline | {"context_length": length}
+        listed += llama.cases("limit", sizes.stepped, grows=grows, **there)
+    return listed
+
+
+def _offloaded(sizes: Sizes) -> Cases:
+    return distributed.cases(
+        ["offload-throttled", "offload"], sizes.offloaded, model=sizes.model, processes=[1],
+        batch_sizes=sizes.offload_batches, context_length=sizes.batch_context, dtype="bfloat16",
+        optimizer="adamw", checkpointing=True, warmup=1, steps=sizes.offload_steps,
+        device=sizes.device,
+    )  # fmt: skip
+
+
+def _under_load(sizes: Sizes) -> list[Case]:
+    once = llama.cases("step", sizes.loaded, group="arms", **sizes.turns | {"repetitions": 1})
+    return [*sustained.loaded_cases(once, seconds=sizes.load_seconds)]
+
+
+def _products(sizes: Sizes) -> Cases:
+    return sustained.products(
+        sizes.where, [sizes.dtype], size=sizes.gemm_size, seconds=sizes.load_seconds
+    )  # fmt: skip
+
+
+def _in_fp32(sizes: Sizes) -> Cases:
+    there = {"dtype": "float32", "group": "fp32", "repetitions": max(1, sizes.repetitions // 2)}
+    return [
+        case for precision in ("highest", "high")
+        for case in llama.cases(
+            "fp32", sizes.precise, precision=precision, **sizes.turns | there
+        )
+    ]  # fmt: skip
+
+
+def _alike(sizes: Sizes) -> list[str]:
+    return [llama.BASELINE, llama.OTHER_ATTENTION, *sizes.trained]
+
+
+def _first_steps(sizes: Sizes) -> Cases:
+    steps = min(llama.FIRST_STEPS, sizes.train_steps)
+    return [
+        case for seed in range(min(llama.SEEDS, sizes.repetitions))
+        for case in llama.cases(
+            "first-steps", [llama.EXACT, *_alike(sizes)], seed=seed, steps=steps, **sizes.training
+        )
+    ]  # fmt: skip
+
+
+def _gradients(sizes: Sizes) -> Cases:
+    moments = [step for step in llama.MOMENTS if step <= sizes.train_steps]
+    return [
+        case for seed in range(llama.MOMENT_SEEDS) for step in moments
+        for case in llama.cases("gradients", _alike(sizes), seed=seed, step=step, **sizes.training)
+    ]  # fmt: skip
+
+
+def _exact_trainings(sizes: Sizes) -> Cases:
+    ways = [("float64", "highest"), (llama.BASELINE, "highest"), (llama.BASELINE, "high")]
+    ways += [(arm, "highest") for arm in sizes.precise if arm == "fused"]
+    there = {"dtype": "float32", "context_length": sizes.precise_tokens, "seed": 0}
+    return [
+        case for arm, precision in ways
+        for case in llama.cases(
+            "fp32-train", [arm], precision=precision, steps=sizes.train_steps,
+            **sizes.training | there,
+        )
+    ]  # fmt: skip
+
+
+def _asked(cases: Callable[[Sizes], list[Any]]) -> Callable[[Sizes], list[Case]]:
+    """Those of the experiments that `Sizes.experiments` names."""
+
+    def of(sizes: Sizes) -> list[Case]:
+        listed = cases(sizes)
+        if "all" in sizes.experiments:
+            return listed
+        return [case for case in listed if case["experiment"] in sizes.experiments]
+
+    return of
+
+
+STUDY = Study(
+    "11_llama", Sizes,
+    [
+        Experiment("steps", llama.RACE, _asked(_steps)),
+        Experiment("operations", operations.RACE, _asked(_operations)),
+        Experiment("memory", llama.measure, _asked(_memory)),
+        Experiment("offloaded", distributed.measure, _asked(_offloaded)),
+        Experiment("under load", llama.LOADED, _asked(_under_load)),
+        Experiment("products under load", sustained.product, _asked(_products)),
+        Experiment("fp32", llama.FP32, _asked(_in_fp32)),
+        Experiment("first steps", llama.measure, _asked(_first_steps)),
+        Experiment(
+            "gradients", PerRun(lambda sizes: llama.Trajectory().measure), _asked(_gradients)
+        ),
+        Experiment("exact trainings", llama.measure, _asked(_exact_trainings)),
+    ],
+)  # fmt: skip

@@ -1,0 +1,213 @@
+"""Studies as values: their cases stay what they were, and refused sizes are refused in words."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from fusedlib.bench import machine, race
+from measure import study
+from measure.recording import paths, results
+
+GOLDEN = json.loads(Path(__file__).with_name("case_ids.json").read_text())
+"""By study and profile, `quick` on a CPU and `full` on a GPU: how many cases there are, and the
+sha256 of their sorted ids. Rows that were recorded count by these ids."""
+
+
+def digest(cases) -> dict[str, int | str]:
+    text = "\n".join(sorted(cases))
+    return {"cases": len(cases), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_ids_of_all_cases_are_those_that_were_recorded(name):
+    one = study.load(name)
+    quick = one.cases(one.sized({"device": "cpu"}))
+    assert digest(quick) == GOLDEN[name]["quick"]
+    assert digest(study.full_cases(name)) == GOLDEN[name]["full"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"repetitons": 3}, "03_kernels: 'repetitons' is unknown; known: device, rivals, models"),
+        ({"repetitions": 1}, r"03_kernels: repetitions must be int in \[2..1000\], not 1$"),
+        ({"repetitions": "5"}, r"03_kernels: repetitions must be int in \[2..1000\], not '5'$"),
+        ({"repetitions": True}, "repetitions must be int in .*, not True$"),
+        ({"sweep_widths": [64, 0]}, r"sweep_widths must be list of int in \[1..\], not \[64, 0\]$"),
+        ({"sweep_widths": 64}, "sweep_widths must be list of int in .*, not 64$"),
+        ({"load_seconds": float("nan")}, r"load_seconds must be float in \[0.01..60\], not nan"),
+        ({"device": "mps"}, "device must be auto, cuda or cpu, not 'mps'$"),
+        ({"half_dtypes": ["fp8"]}, r"must be list of bfloat16 or float16, not \['fp8'\]$"),
+    ],
+)
+def test_a_wrong_size_is_refused_with_what_is_allowed(values, message):
+    with pytest.raises(study.SizesError, match=message):
+        study.load("kernels").sized(values)
+
+
+def test_sizes_that_name_nobody_known_are_refused_with_those_that_are():
+    one = study.load("kernels")
+    with pytest.raises(study.SizesError, match="03_kernels: unknown rival 'ligr' in swiglu; known"):
+        one.cases(one.sized({"rivals": ["ligr"]}))
+
+
+def test_whole_numbers_are_floats_where_floats_are_meant():
+    assert study.load("kernels").sized({"load_seconds": 2}).load_seconds == 2.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (int, "5", 5),
+        (float, "5", 5.0),
+        (float, "1e-3", 0.001),
+        (bool, "true", True),
+        (bool, "False", False),
+        (str, "5", "5"),
+        (str, "a,b", "a,b"),
+        (str, "'quoted'", "quoted"),
+        (str, "", ""),
+        (list[int], "[1, 2]", [1, 2]),
+        (list[int], "1,2", [1, 2]),
+        (list[int], "7", [7]),
+        (list[float], "1,2.5", [1.0, 2.5]),
+        (list[str], "small,2.7b", ["small", "2.7b"]),
+        (list[str], "small", ["small"]),
+        (list[str], '["a b", "c"]', ["a b", "c"]),
+        (list[str], "'a b', c", ["a b", "c"]),
+        (list[study.Positive], "[]", []),
+    ],
+)
+def test_a_text_is_read_as_the_type_that_is_meant(kind, text, value):
+    parsed = study.parsed("it", text, kind)
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        (int, "two", "it must be int, not 'two'"),
+        (int, "2.5", "it must be int, not 2.5"),
+        (int, "true", "it must be int, not 'true'"),
+        (study.Positive, "0", r"it must be int in \[1..\], not 0"),
+        (float, "nan", "it must be float, not 'nan'"),
+        (list[str], "[1, 2]", r"it must be list of str, not \[1, 2\]"),
+        (list[int], "1,x", r"it must be list of int, not \[1, 'x'\]"),
+        (Literal["a", "b", "c"], "d", "it must be a, b or c, not 'd'"),
+    ],
+)
+def test_a_text_that_is_no_value_is_refused_in_the_same_words(kind, text, message):
+    with pytest.raises(study.SizesError, match=f"^{message}$"):
+        study.parsed("it", text, kind)
+
+
+COMPLETE = {
+    "05_anatomy": "nvidia-h200/2026-11-23m",
+    "09_model_memory": "nvidia-h200/2026-11-21-1875111",
+}
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_the_cases_of_a_study_are_those_of_its_complete_recording(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
+    before = dict(os.environ)
+    for module, begin in ((race, "_of_setup"), (machine, "conditions")):
+        monkeypatch.setattr(module, begin, lambda *_: pytest.fail("something is measured"))
+    cases = study.full_cases(name)
+    rows = results.read_rows(paths.RECORDED / COMPLETE[name] / f"{name}.jsonl")
+    assert set(cases) == {row["case"] for row in rows}
+    assert list(tmp_path.iterdir()) == [] and dict(os.environ) == before
+    for case, fields in list(cases.items())[:20]:
+        assert case == results.case_id(name, fields), "an id is that of its fields"
+
+
+LISTED = """
+import json, sys
+from measure import study
+print(json.dumps([*study.full_cases(sys.argv[1])]))
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "06_end_to_end" else pytest.mark.long)
+        for name in study.names()
+    ],
+)
+@pytest.mark.slow
+def test_a_study_s_cases_do_not_depend_on_what_other_studies_have_imported(name):
+    """Who computes an MLP is registered where it is imported: study 06 once lost Liger so."""
+    for other in ("03_kernels", "04_memory"):  # whose imports register most
+        study.full_cases(other)
+    here = study.full_cases(name)
+    command = [sys.executable, "-c", LISTED, name]
+    alone = subprocess.run(command, check=True, capture_output=True, text=True, cwd=paths.ROOT)
+    assert json.loads(alone.stdout.splitlines()[-1]) == [*here]
+
+
+class Tiny(study.Sizes):
+    sizes: list[int] = []  # noqa: RUF012 (pydantic copies it)
+
+
+def tiny(measure) -> study.Study:
+    """Two experiments: one that is measured by the function of its sizes, and one that is not."""
+    return study.Study(
+        "tiny", Tiny,
+        [
+            study.Experiment(
+                "first", study.PerRun(lambda sizes: lambda case: measure(case, sizes.sizes)),
+                lambda sizes: [{"size": size, "at": sizes.device} for size in sizes.sizes],
+            ),
+            study.Experiment("second", lambda case: measure(case, None), lambda sizes: [{"n": 9}]),
+        ],
+    )  # fmt: skip
+
+
+def test_experiments_are_measured_in_their_order_and_once(tmp_path):
+    measured = []
+
+    def measure(case, sizes):
+        measured.append((case.get("size") or case["n"], sizes))
+        return {"median_ms": 1.0}
+
+    one = tiny(measure)
+    sizes = one.sized({"device": "cpu", "sizes": [3, 2]})
+    for _ in range(2):
+        own = one.measure(sizes, results.Recorder("tiny", "quick", False, tmp_path))
+        assert measured == [(3, [3, 2]), (2, [3, 2]), (9, None)]
+        assert [row["case"] for row in results.read_rows(own.path)] == [*one.cases(sizes)]
+
+
+def test_only_the_cases_that_are_asked_for_are_measured_until_the_time_is_over(tmp_path):
+    measured = []
+    one = tiny(lambda case, _: measured.append(case) or {})
+    sizes = one.sized({"device": "cpu", "sizes": [3, 2]})
+    first, second, third = one.cases(sizes)
+    for only, until in (({second, third}, 1), ({second, third}, 1e12), (None, 1e12)):
+        one.measure(
+            sizes, results.Recorder("tiny", "quick", False, tmp_path, only=only, until=until)
+        )
+    cases = one.cases(sizes)
+    assert measured == [cases[second], cases[third], cases[first]]
+
+
+def test_while_rows_are_replayed_nothing_is_measured(tmp_path):
+    one = tiny(lambda case, _: pytest.fail("it is measured"))
+    with results.replaying():
+        own = one.measure(one.sized({}), results.Recorder("tiny", "quick", False, tmp_path))
+    assert not own.path.exists()
+
+
+def test_a_study_is_loaded_by_its_name_or_its_part_and_another_is_refused():
+    assert study.load("kernels") is study.load("03_kernels")
+    assert study.names() == sorted(study.names(), key=study.names().index)
+    with pytest.raises(ValueError, match="study 'kernles' is unknown; known: 05_anatomy, 03_kern"):
+        study.load("kernles")

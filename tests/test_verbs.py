@@ -1,0 +1,253 @@
+"""Verbs over rows made by hand, whose answers are known."""
+
+import re
+from io import StringIO
+
+import pandas as pd
+import pytest
+
+from fusedlib.bench import machine as machines
+from measure import study as studies
+from measure import swiglu  # noqa: F401  (registers the labels of implementations)
+from measure.study import Column, Experiment, Sizes, Study
+from press import display, rows
+from press.rows import Rows
+from report_sample import outputs_of
+
+FAST, SLOW = "nvidia-h200", "nvidia-h100"
+FIELDS = {"experiment": "time", "width": 1, "dtype": "bfloat16", "seed": 0}
+TINY = Study(
+    "09_tiny", Sizes, [Experiment("time", lambda case: {}, lambda sizes: [FIELDS])],
+    {"dtype": Column("dtype", names={"float32": "fp32", "bfloat16": "bf16"}),
+     "width": Column("hidden size", ",d", log=True), "error": Column("error", "2")},
+)  # fmt: skip
+TIMES = {  # ms by machine, recording, width and implementation
+    (FAST, "a"): {64: (1.0, 2.0), 128: (3.0, 9.0)}, (FAST, "b"): {64: (1.2, 3.0), 128: (4.0, 8.0)},
+    (SLOW, "c"): {64: (2.0, 2.0)},
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setattr(studies, "load", lambda name: TINY)
+
+
+def made(times=TIMES, **more):
+    lines = [
+        {"machine": machine, "recording": recording, "case": f"{width}{name}", "status": "ok",
+         "provider": name, "width": width, "dtype": "bfloat16", "experiment": "time", "seed": 0,
+         "session": f"{recording}{width}", "median_ms": ms, **more}
+        for (machine, recording), widths in times.items() for width, both in widths.items()
+        for name, ms in zip(("fused", "eager"), both, strict=True)
+    ]  # fmt: skip
+    frame = Rows(lines)
+    frame["machine"] = pd.Categorical(frame["machine"], [FAST, SLOW])
+    frame.attrs = {"study": TINY.name}
+    return frame
+
+
+def meaning_of(draw):
+    [output] = outputs_of(draw)
+    return output["metadata"]["fusedlib"]
+
+
+def drawn(draw):
+    """The data behind a figure."""
+    return pd.read_csv(StringIO(meaning_of(draw)["data"]))
+
+
+def cells(draw):
+    """A table's lines."""
+    [output] = outputs_of(draw)
+    content = output["data"][display.TABLE_MIME]
+    return content["columns"], content["rows"]
+
+
+# --- choosing ------------------------------------------------------------------------------------
+
+
+def test_a_value_is_chosen_as_recorded_or_as_shown():
+    both = pd.concat([made(), made(dtype="float32")])
+    both.attrs = made().attrs
+    assert len(both.of(dtype="bf16")) == len(both.of(dtype="bfloat16")) == len(made())
+    assert {*both.of(width=[64], provider="PyTorch")["provider"]} == {"eager"}
+    assert {*both.but(provider="PyTorch")["provider"]} == {"fused"}
+    assert {*both.of(machine="H100")["machine"]} == {SLOW}
+    assert len(made(precision=None).of(precision=None)) == len(made())
+
+
+@pytest.mark.parametrize(
+    ("choose", "words"),
+    [
+        (lambda r: r.of(widht=64), "has no column 'widht'; those that its pictures use: dtype, "),
+        (lambda r: r.of(width=65), "no row has width = 65; there are 64, 128"),
+        (lambda r: r.of(width=64).of(dtype="fp32"),
+         "no row of those with width = 64 has dtype = 'float32'; there are bf16"),
+        (lambda r: r.of(width=[64, 65]), "width = 65"),
+        (lambda r: r.speed(), "one of `of` and `over`"),
+        (lambda r: r.speed(of="fused", over="eager"), "one of `of` and `over`"),
+        (lambda r: r.of(provider="fused").speed(of="fused"),
+         "no session of these rows has fusedlib beside another; there are fusedlib"),
+        (lambda r: r.extent(), "these rows are of H200, H100: choose one"),
+        (lambda r: r.explore("depth"), "no column 'depth'"),
+        (lambda r: r.points(y="width", x="error"), "has no column 'error'"),
+        (lambda r: r.lines(x="seed"),
+         "these rows differ in width (width: 64, 128): choose with .of(width=...)"),
+    ],
+)  # fmt: skip
+def test_a_verb_refuses_with_a_sentence(choose, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        choose(made())
+
+
+def test_rows_without_figures_are_refused_but_kept_for_claims():
+    failed = made().assign(status="failed", median_ms=None)
+    assert len(failed.of(width=64)) == 6
+    with pytest.raises(rows.NoRowsError, match="none of these rows has a time"):
+        failed.per("width", "provider")
+
+
+# --- comparing -----------------------------------------------------------------------------------
+
+
+def test_speed_is_a_ratio_inside_a_session():
+    """Across recordings 2.0 / 1.2 would be another number."""
+    speed = made().of(machine="H200").speed(of="fused")
+    assert {*speed["provider"]} == {"eager"}
+    assert sorted(speed["ratio"]) == [2.0, 2.0, 2.5, 3.0]
+    over = made().of(machine="H200").speed(over="eager")
+    assert {*over["provider"]} == {"fused"} and sorted(over["ratio"]) == [2.0, 2.0, 2.5, 3.0]
+    assert made().of(machine="H100").speed(of="fused").extent() == {"eager": (1.0, 1.0)}
+
+
+def test_samples_that_were_timed_in_turns_are_compared_pair_by_pair():
+    two = made({(FAST, "a"): {64: (1.0, 2.0)}})
+    two["samples_ms"] = [[1.0, 1.0, 4.0], [3.0, 3.0, 4.0]]
+    assert two.speed(of="fused")["ratio"].tolist() == [3.0]
+
+
+def test_per_takes_the_median_over_recordings_with_their_range():
+    lines = made().of(provider="fused", machine="H200").per("width")
+    assert lines[["width", "value", "low", "high", "n"]].to_numpy().tolist() == [
+        [64, 1.1, 1.0, 1.2, 2], [128, 3.5, 3.0, 4.0, 2]
+    ]  # fmt: skip
+
+
+def test_the_extent_is_over_cases_of_each_the_median_over_recordings():
+    extent = made().of(machine="H200").speed(of="fused").extent()
+    assert extent == {"eager": (2.25, 2.5)}
+    assert made().count("width") == 2
+
+
+def test_repetitions_may_differ_and_other_fields_may_not():
+    seeds = pd.concat([made(), made(seed=1)])
+    seeds.attrs = made().attrs
+    assert len(seeds.per("width", "provider")) == 6
+    mixed = pd.concat([made(), made(dtype="float32")])
+    mixed.attrs = made().attrs
+    with pytest.raises(ValueError, match="differ in dtype .dtype: fp32, bf16."):
+        mixed.per("width", "provider")
+    assert len(mixed.per("width", "provider", "dtype")) == 12
+
+
+# --- showing -------------------------------------------------------------------------------------
+
+
+def test_points_tell_machines_apart_in_one_panel():
+    speed = made().of(dtype="bf16").speed(of="fused")
+    shown = meaning_of(lambda: speed.points(y="width", title="Speed.", name="tiny"))
+    assert shown["caption"] == (
+        "Speed. Times as fast, fusedlib against each other one (bf16). "
+        "Filled marks: H200, open marks: H100. Bars: range over recordings."
+    )
+    assert shown["name"] == "tiny" and shown["machines"] == [FAST, SLOW]
+    data = drawn(lambda: speed.points(y="width"))
+    assert data[["width", "provider", "machine", "value"]].to_numpy().tolist() == [
+        [64, "eager", "H200", 2.25], [64, "eager", "H100", 1.0], [128, "eager", "H200", 2.5]
+    ]  # fmt: skip
+
+
+def test_lines_bars_and_panels_draw_the_value_that_is_asked_for():
+    one = made(error=0.5).of(machine="H200")
+    lines = drawn(lambda: one.lines(x="width", y="error", panel="dtype"))
+    assert {*lines["value"]} == {0.5} and {*lines["panel"]} == {"bf16"}
+    bars = drawn(lambda: one.bars(y="width", panel=["dtype", "experiment"]))
+    assert {*bars["panel"]} == {"bf16, time"} and {*bars["value"]} == {1.1, 2.5, 3.5, 8.5}
+    assert "Time, H200." in meaning_of(lambda: one.bars(y="width"))["caption"]
+
+
+def test_a_table_has_a_column_a_name_and_a_machine():
+    columns, lines = cells(lambda: made().table("width"))
+    assert columns[1:] == [["fusedlib", "H200"], ["fusedlib", "H100"], ["PyTorch", "H200"],
+                           ["PyTorch", "H100"]]  # fmt: skip
+    assert lines == [["64", "1.10 ms", "2.00 ms", "2.50 ms", "2.00 ms"],
+                     ["128", "3.50 ms", "—", "8.50 ms", "—"]]  # fmt: skip
+    columns, lines = cells(
+        lambda: made().of(machine="H200").speed(of="fused").table("dtype", cell="extent")
+    )
+    assert columns == [["dtype"], ["PyTorch"]] and lines == [["bf16", "2.25–2.50×"]]
+
+
+def test_a_table_of_several_figures_has_a_column_each():
+    facts = made(error=0.5, version="torch 2").of(machine="H200", width=64)
+    columns, lines = cells(lambda: facts.table("provider", value=["median_ms", "version"]))
+    assert columns == [["implementation"], ["time"], ["version"]]
+    assert lines == [["fusedlib", "1.10 ms", "torch 2"], ["PyTorch", "2.50 ms", "torch 2"]]
+
+
+def test_an_explorer_offers_the_values_that_there_are(monkeypatch):
+    offered = {}
+    monkeypatch.setattr(display, "explore", lambda show, **choices: offered.update(choices))
+    made().explore("width", "dtype").points(y="provider")
+    assert offered == {"width": [64, 128], "dtype": ["bf16"]}
+
+
+def test_unmeasured_says_why():
+    failed = made().assign(status="unavailable", reason="the package quack is not installed")
+    _, lines = cells(lambda: failed.unmeasured())
+    assert lines == [["unavailable", "the package quack is not installed", "fusedlib, PyTorch",
+                      "4"]]  # fmt: skip
+
+
+# --- where rows come from ------------------------------------------------------------------------
+
+
+class Recorded:
+    """A recorder of rows made by hand."""
+
+    study = TINY.name
+
+    def __init__(self, *_, **__):
+        pass
+
+    def rows(self):
+        return pd.DataFrame(made())
+
+
+def test_a_study_shows_recorded_machines_and_one_by_its_name(monkeypatch):
+    monkeypatch.setattr(rows.results, "Recorder", Recorded)
+    monkeypatch.setattr(rows, "_recorded_machines", lambda: {SLOW})
+    assert {*rows.study("tiny")["machine"]} == {SLOW}
+    assert {*rows.study("tiny", shown="H200")["machine"]} == {FAST}
+    with pytest.raises(
+        ValueError, match="A100 has no rows of 09_tiny; those that have: H200, H100"
+    ):
+        rows.study("tiny", shown="A100")
+    with pytest.raises(ValueError, match="this machine has no rows"):
+        rows.study("tiny", shown="this machine")
+
+
+def test_measure_adds_this_machine_s_rows_to_the_recorded_ones(monkeypatch):
+    asked = []
+
+    def measured(name, sizes, **knobs):
+        asked.append(sizes | knobs)
+        return Recorded()
+
+    monkeypatch.setattr(studies, "measure", measured)
+    monkeypatch.setattr(rows, "_recorded_machines", lambda: {SLOW})
+    monkeypatch.setattr(machines, "key", lambda: FAST)
+    shown = rows.measure("tiny", {"profile": "quick", "seeds": 1}, seeds=2)
+    assert asked == [{"profile": "quick", "seeds": 2}]
+    assert {*shown["machine"]} == {FAST, SLOW}
+    assert "this machine" in meaning_of(lambda: shown.points(y="width"))["caption"]
