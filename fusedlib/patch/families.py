@@ -33,14 +33,14 @@ from fusedlib.ops.fused_class import (
     unfuse,
     why_not_linear,
 )
-from fusedlib.patch import modules
+from fusedlib.patch import layers, modules
 
 # Their forward does not call the old one, and relies on what that one takes.
 REWRITTEN = (
     modules.FusedAttention,
     modules.FusedLitGPTAttention,
-    modules.FusedLayer,
-    modules.FusedLitGPTLayer,
+    layers.FusedLayer,
+    layers.FusedLitGPTLayer,
     modules.FusedCausalLM,
 )
 # Of these, Phi-3's leaves what lies in a head behind the cosines, as `fusedlib.rope` does.
@@ -369,8 +369,8 @@ TRANSFORMERS = Family(
         "DeepseekV3ForCausalLM": _loss(modules.FusedRoutedCausalLM),
     },
     {
-        "LlamaDecoderLayer": (modules.FusedLayer, "post_attention_layernorm"),
-        "Phi3DecoderLayer": (modules.FusedPhi3Layer, "post_attention_layernorm"),
+        "LlamaDecoderLayer": (layers.FusedLayer, "post_attention_layernorm"),
+        "Phi3DecoderLayer": (layers.FusedPhi3Layer, "post_attention_layernorm"),
     },
     dict.fromkeys(
         (
@@ -426,7 +426,7 @@ LITGPT = Family(
             ),
         ),
     },
-    {"Block": (modules.FusedLitGPTLayer, "norm_2")},
+    {"Block": (layers.FusedLitGPTLayer, "norm_2")},
     dict.fromkeys(("norm_1", "norm_2", "ln_f", "norm_q", "norm_k"), ("rms_norm",))
     | {"attn": ("attention", "rope"), "mlp": ("mlp",)},
 )

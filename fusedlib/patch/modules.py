@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from fusedlib.launch import internals
-from fusedlib.launch.device import has_kernels
 from fusedlib.launch.saved import BROUGHT_BACK
-from fusedlib.ops.arguments import HALF_DTYPES
 from fusedlib.ops.fused_class import (
     BRING_TO_READERS,
     LINEAR_FORWARDS,
@@ -358,98 +356,6 @@ def has_fused_forward(module: Any) -> bool:
     """Whether the forward of a module's class is ours: others may derive a class of their own."""
     fused: Any = getattr(module, "_fused", None)
     return fused is not None and type(module).forward is fused.forward
-
-
-def _adds_residual(norm: Any) -> bool:
-    """Whether the norm is still ours: others put adapters, norms or a `forward` in its place."""
-    ours = isinstance(norm, FusedRMSNorm) and has_fused_forward(norm)
-    return ours and "forward" not in vars(norm)
-
-
-def _added_and_normalised(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """The norm of x + residual, and that sum; hooks see what the unpatched norm gets and gives."""
-    if not has_value_hooks(norm):
-        return norm(x, residual)
-    stream = residual + x
-    return norm(stream), stream
-
-
-def _may_run_as_a_whole(x: Tensor) -> bool:
-    """Whether a layer on such an x may be computed as a whole."""
-    return x.dtype in HALF_DTYPES and not torch.compiler.is_compiling() and has_kernels(x.device)
-
-
-@cache
-def _decoder_layer() -> Any:
-    """Imported late, for Triton need not be there."""
-    from fusedlib.patch import decoder_layer
-
-    return decoder_layer
-
-
-class FusedLayer(Fused):
-    """Hugging Face's layer, where attention's output is added inside the norm that follows."""
-
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None, past_key_values: Any = None,
-        use_cache: bool | None = False,
-        position_embeddings: tuple[Tensor, Tensor] | None = None, **kwargs: Any,
-    ) -> Tensor:  # fmt: skip
-        """The residual stream behind this layer."""
-        kwargs |= {"position_ids": position_ids, "use_cache": use_cache}
-        if _may_run_as_a_whole(hidden_states):
-            whole = _decoder_layer().run_layer(
-                self, hidden_states, attention_mask, past_key_values, position_embeddings, kwargs
-            )
-            if whole is not None:
-                return whole
-        kwargs |= {
-            "attention_mask": attention_mask, "past_key_values": past_key_values,
-            "position_embeddings": position_embeddings,
-        }  # fmt: skip
-        if not _adds_residual(self.post_attention_layernorm):
-            return super().forward(hidden_states, **kwargs)
-        normed = self.input_layernorm(hidden_states)
-        attended, _ = self.self_attn(hidden_states=normed, **kwargs)
-        attended = self._dropped(attended, "attn")
-        normed, residual = _added_and_normalised(
-            self.post_attention_layernorm, attended, hidden_states
-        )
-        return residual + self._dropped(self.mlp(normed), "mlp")
-
-    def _dropped(self, x: Tensor, source: str) -> Tensor:
-        """What is left of attention's or the MLP's result: Llama drops nothing."""
-        return x
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what was read of its modules, which a copy has of its own."""
-        state: dict[str, Any] = super().__getstate__()
-        state.pop("_layer_modules", None)
-        return state
-
-
-class FusedPhi3Layer(FusedLayer):
-    """With dropout before both additions."""
-
-    def _dropped(self, x: Tensor, source: str) -> Tensor:
-        return getattr(self, f"resid_{source}_dropout")(x)
-
-
-class FusedLitGPTLayer(Fused):
-    """litgpt's block likewise."""
-
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None,
-        input_pos: Tensor | None = None, input_pos_maxp1: int | None = None,
-    ) -> Tensor:  # fmt: skip
-        """The residual stream behind this block."""
-        if not _adds_residual(self.norm_2):
-            return super().forward(x, cos, sin, mask, input_pos, input_pos_maxp1)
-        attended = self.attn(self.norm_1(x), cos, sin, mask, input_pos, input_pos_maxp1)
-        attended = self.post_attention_norm(attended)
-        normed, residual = _added_and_normalised(self.norm_2, attended, x)
-        return self.post_mlp_norm(self.mlp(normed)) + residual
 
 
 class FusedLinear(Fused):
