@@ -24,8 +24,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from fusedlib.launch import binaries
 from fusedlib.launch.config import Config
 from fusedlib.launch.internals import current_device_index as current_index
-from fusedlib.launch.internals import current_stream as _stream
-from fusedlib.launch.internals import empty_strided
+from fusedlib.launch.internals import current_stream, empty_strided, has_launch_hooks, make_driver
 
 INTERPRETED_PROCESSORS = 3  # fewer than a test has tiles, so that a program computes several
 MAX_GRID = 2**31 - 1, 2**16 - 1, 2**16 - 1  # of a grid along x, y and z, by CUDA
@@ -104,14 +103,14 @@ class Launch:
         Matrices go as addresses: Triton asks the driver about every tensor it is given.
         """
         run = self._run
-        if run is None or current_index() != self._index or _has_launch_hooks():
+        if run is None or current_index() != self._index or has_launch_hooks(triton.knobs.runtime):
             return self._start(*matrices)
         addresses: list[Any] = [m.data_ptr() for m in matrices]
         if self.blocks:
             bind_context()
             count = len(self.blocks)
             addresses[:count] = self._make_descriptors(*matrices[:count])
-        stream = _stream(self._index)
+        stream = current_stream(self._index)
         return run(*self.programs, stream, *self._prefix, *addresses, *self._suffix)
 
     def _start(self, *matrices: Tensor) -> None:
@@ -123,7 +122,7 @@ class Launch:
         if (
             self._index < 0
             or self._index != current_index()
-            or _has_launch_hooks()
+            or has_launch_hooks(triton.knobs.runtime)
             or misalignment(matrices)
         ):
             with current_device(matrices[0]):
@@ -145,7 +144,7 @@ class Launch:
 
     def build_ahead(self, *matrices: Tensor) -> None:
         """Have another thread compile it, unless that was done before."""
-        _ = triton.runtime.driver.active  # made in one thread alone
+        make_driver()
         binaries.compile_in_background(self.binary_key(*matrices), bind(self.compiled, *matrices))
 
     def compiled(self, *matrices: Tensor) -> Any:
@@ -188,13 +187,6 @@ def misalignment(matrices: Sequence[Tensor]) -> int:
     for matrix in matrices:
         bits |= matrix.data_ptr()
     return bits % 16
-
-
-def _has_launch_hooks() -> bool:
-    """True if a profiler, say, has registered hooks that Triton calls at every launch."""
-    runtime = triton.knobs.runtime
-    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-    return bool(getattr(enter, "calls", True) or getattr(leave, "calls", True))
 
 
 def contiguous_layout(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
