@@ -180,10 +180,10 @@ def calls_of_rows(arch: int) -> Calls:
             q, k = (meta(2, 64, h, head_dim, dtype=dtype).transpose(1, 2) for h in (32, 8))
             cos, at = meta(1, 64, rotary, dtype=dtype), meta(64, dtype=torch.int64)
             name = f"{kind} {rotary} of {head_dim}"
-            yield f"rope {name}", partial(rope.rope_call, q, k, cos, cos, None, False)
-            call = partial(rope.rope_call, q, k, cos, cos, None, False, head_dim + 4)
+            yield f"rope {name}", partial(rope.rope_fwd, q, k, cos, cos, None, None)
+            call = partial(rope.rope_fwd, q, k, cos, cos, None, head_dim + 4)
             yield f"rope of wider heads {name}", call
-            call = partial(rope.rope_call, q, k, cos[0], cos[0], at, True)
+            call = partial(rope.rope_bwd, q, k, cos[0], cos[0], at, head_dim)
             yield f"rope back at positions {name}", call
             if rotary == head_dim and dtype == BF16:
                 of_norms = cos[0, 0], cos[0, 0], cos, cos, 1e-6
@@ -213,7 +213,8 @@ def calls_of_loss(arch: int) -> Calls:
         call = partial(
             kernels.cross_entropy_rows, logits, meta(300, dtype=torch.int64), weighted and losses,
             weighted and meta(vocabulary, dtype=FP32), meta(1, dtype=FP32), losses,
-            weighted and losses, -100, smoothing, 1e-2, softcap, gradient=gradient,
+            weighted and losses, kernels.Settings(-100, smoothing, 1e-2, softcap),
+            gradient=gradient,
         )  # fmt: skip
         yield f"{dtype} {name}, {stride} a row", call
     factor, result = meta(1, dtype=FP32), meta(2**20)

@@ -29,6 +29,10 @@ unwrap_if_dead = torch._C._functorch.unwrap_if_dead
 unwrap_dead_wrappers = functorch_utils.unwrap_dead_wrappers
 
 
+# True inside a transform of torch.func, also while torch traces it.
+in_functorch = torch._C._are_functorch_transforms_active
+
+
 def in_forward_mode() -> bool:
     """True inside `torch.autograd.forward_ad.dual_level`."""
     return forward_ad._current_level >= 0
@@ -41,7 +45,7 @@ def is_transformed() -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    return forward_ad._current_level >= 0 or in_functorch()
 
 
 # --- who watches a call --------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from fusedlib.ops.mlp.prebuild import build_for_training
 from fusedlib.ops.mlp.route import runs_fused_kernels
 from fusedlib.ops.norm.kernels import rms_norm_bwd, rms_norm_fwd
 from fusedlib.ops.qkv import function as qkv
-from fusedlib.ops.rope.kernels import normed_rope_bwd, normed_rope_fwd, rope_call
+from fusedlib.ops.rope.kernels import normed_rope_bwd, normed_rope_fwd, rope_bwd, rope_fwd
 
 METADATA = attrgetter("shape", "dtype", "device")
 PARAMETERS = frozenset((Parameter, type(None)))
@@ -142,7 +142,7 @@ class AttentionInput(torch.autograd.Function):
         q, k, v = (y.as_strided(*of) for y, of in zip(results, plan.heads, strict=True))
         of_heads = () if n_q is None else (n_q, n_k)
         if n_q is None:
-            rotated = rope_call(q, k, cos, sin, None, False)
+            rotated = rope_fwd(q, k, cos, sin, None, None)
         else:
             rotated = normed_rope_fwd(q, k, n_q, n_k, cos, sin, plan.eps[2])
         ctx.plan = plan
@@ -174,7 +174,7 @@ class AttentionInput(torch.autograd.Function):
             )
         else:
             [rstd] = others
-            dq, dk = rope_call(dq, dk, cos, sin, None, True)
+            dq, dk = rope_bwd(dq, dk, cos, sin, None, cos.shape[-1])
         rows = rstd.shape[0]
         upstream = [d.transpose(1, 2).reshape(rows, -1) for d in (dq, dk, dv)]
         normed = None

@@ -128,14 +128,14 @@ def norms(*shape):
 
 def rotations(batch, heads, tokens, head_dim):
     cos = meta(1, tokens, head_dim)
-    rope_kernels.rope_call(*[meta(batch, heads, tokens, head_dim)] * 2, cos, cos, None, False)
+    rope_kernels.rope_fwd(*[meta(batch, heads, tokens, head_dim)] * 2, cos, cos, None, None)
 
 
 def losses(rows, vocabulary):
     logits = meta(rows, loss_kernels.row_stride(vocabulary, 4))[:, :vocabulary]
     target, one = meta(rows, dtype=torch.int64), meta()
     operands = logits, target, None, None, one, meta(rows), None
-    loss_kernels.cross_entropy_rows(*operands, -100, 0, 0, 0, gradient=True)
+    loss_kernels.cross_entropy_rows(*operands, loss_kernels.Settings(), gradient=True)
     loss_kernels.fill_scaled(logits, logits, one)
 
 
@@ -262,13 +262,13 @@ def test_watched_calls_go_by_the_registered_operators():
     with Called() as called:
         watched = rms_norm(own[0], own[2], residual=own[1])
         found = grad(watched, own, tuple(upstream.values()))
-    assert called.names[0] == "rms_norm" and called.names.count("rms_norm_backward") == 1
+    assert called.names[0] == "rms_norm_forward" and called.names.count("rms_norm_backward") == 1
     assert checks.same(found, grad(direct, own, tuple(upstream.values())))
     heads, _, cos, sin = checks.small_rope("cpu")
     with Called() as called:
         turned = rope(*(t.requires_grad_() for t in heads.values()), cos, sin)
         turned[1].sum().backward()
-    assert called.names.count("rope") == called.names.count("rope_backward") == 1
+    assert called.names.count("rope_forward") == called.names.count("rope_backward") == 1
 
 
 def test_a_second_derivative_raises():
@@ -303,18 +303,19 @@ def test_opcheck_rms_norm(residual, weighted):
     torch.library.opcheck(norm_kernels.rms_norm_operator, (*operands, 1e-6, True))
     of_weight = None if weight is None else weight.detach()
     saved = upstream["y"], upstream.get("s"), x.detach(), of_weight, torch.rand(21)
-    torch.library.opcheck(norm_kernels._backward_operator, (*saved, True, residual and weighted))
+    torch.library.opcheck(norm_kernels._backward, (*saved, True, residual and weighted))
 
 
 def test_opcheck_rope():
     leaves, upstream, cos, sin = checks.small_rope("cpu", 6)
     operands = [t.requires_grad_() for t in leaves.values()]
-    torch.library.opcheck(rope_kernels.rope_operator, (*operands, cos, sin, None))
+    torch.library.opcheck(rope_kernels.rope_operator, (*operands, cos, sin, None, None))
     at = torch.arange(19)
-    torch.library.opcheck(rope_kernels.rope_operator, (*operands, cos[0], sin[0], at))
+    wide = leaves["q"].shape[-1] + 2
+    torch.library.opcheck(rope_kernels.rope_operator, (*operands, cos[0], sin[0], at, wide))
     dq, dk = upstream.values()
     for given in ((dq, dk), (None, dk), (dq, None)):
-        torch.library.opcheck(rope_kernels._backward_operator, (*given, cos, sin, None))
+        torch.library.opcheck(rope_kernels._backward, (*given, cos, sin, None, dq.shape[-1]))
 
 
 def test_float64_runs_plain_pytorch(started):

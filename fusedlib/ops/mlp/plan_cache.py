@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -78,6 +78,30 @@ def plan_for(
     return plan
 
 
+def plan_of_sizes(
+    like: Tensor, hidden: int, inner: int, down: bool, pair: bool, activation: str
+) -> Plan:
+    """The plan for operands of these sizes and as many rows, the dtype and the device of a matrix.
+
+    Args:
+        like: (tokens, width).
+        hidden: columns of x.
+        inner: columns of h.
+        down: there is a down projection.
+        pair: gate and up have a weight each.
+        activation: of gate.
+    """
+    sizes = like.shape[0], hidden, inner
+    problem = MLPProblem(
+        like.device, like.dtype, fp32_precision(like), *sizes, down, pair, activation
+    )
+    key = problem._replace(tokens=_length_class(like, *sizes))
+    plan = _PLANS.get(key)
+    if plan is None:
+        plan = _PLANS[key] = _make_plan(problem)
+    return plan
+
+
 def plan_at_current_precision(plan: Plan, like: Tensor) -> Plan:
     """The plan, or a new one if torch's fp32 precision was changed since it was made."""
     precision, problem = fp32_precision(like), plan.problem
@@ -106,21 +130,18 @@ def _plan_key(
     activation: str,
 ) -> Hashable:  # fmt: skip
     dtype, device = x.dtype, x.device
-    tokens: Hashable
-    if dtype in HALF_DTYPES:
-        tokens = bisect_left(
-            route.length_class_ends(device, hidden, wide // 2), route.count_tokens(x, hidden)
-        )
-    else:
-        tokens = _fp32_length_class(x, hidden, wide // 2)
+    tokens = _length_class(x, route.count_tokens(x, hidden), hidden, wide // 2)
     up = None if w_up is None else (w_up.shape, w_up.dtype, w_up.device)
     down = None if w_down is None else (w_down.shape, w_down.dtype, w_down.device)
     gate = w_gate.dtype, w_gate.device
     return activation, tokens, wide, hidden, dtype, device, gate, up, down
 
 
-def _fp32_length_class(x: Tensor, hidden: int, inner: int) -> Hashable:
-    precision, tokens = fp32_precision(x), route.count_tokens(x, hidden)
-    if route.is_fp32_on_gpu(x.dtype, x.device):
+def _length_class(like: Tensor, tokens: int, hidden: int, inner: int) -> Any:
+    """What all numbers of tokens that share a plan have in common, and how fp32 is multiplied."""
+    if like.dtype in HALF_DTYPES:
+        return bisect_left(route.length_class_ends(like.device, hidden, inner), tokens)
+    precision = fp32_precision(like)
+    if route.is_fp32_on_gpu(like.dtype, like.device):
         return precision, route.any_mlp_product_splits(tokens, hidden, inner)
-    return precision, bisect_left(route.length_class_ends(x.device, hidden, inner), tokens)
+    return precision, bisect_left(route.length_class_ends(like.device, hidden, inner), tokens)

@@ -60,37 +60,29 @@ def rope(
     dtypes = q.dtype in KERNEL_DTYPES and cos.dtype in KERNEL_DTYPES
     few = positions is None and left_to_compiler(q.shape[0] * q.shape[2])
     if not fixed or not dtypes or few or not has_kernels(q.device) or is_transformed():
-        return _padded(_plain(q, k, cos, sin, positions), width)
+        return _plain(q, k, cos, sin, positions, width)
     direct = is_plain_eager(q, k, cos, sin)
     if not direct and is_distributed(q, k, cos, sin):
-        return _padded(_plain(q, k, cos, sin, positions), width)
+        return _plain(q, k, cos, sin, positions, width)
     from fusedlib.ops.rope import kernels
 
-    if direct:
-        rotated = kernels.RopeFunction.direct(q, k, cos, sin, positions, False, width)
-        return cast(tuple[Tensor, Tensor], rotated)
-    return _padded(kernels.rope_operator(q, k, cos, sin, positions), width)
-
-
-def _padded(rotated: tuple[Tensor, Tensor], width: int | None) -> tuple[Tensor, Tensor]:
-    if width is None:
-        return rotated
-    q, k = (pad(x, (0, width - x.shape[-1])) for x in rotated)
-    return q, k
+    call = kernels.RopeFunction.direct if direct else kernels.rope_operator
+    return cast(tuple[Tensor, Tensor], call(q, k, cos, sin, positions, width))
 
 
 def _plain(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, width: int | None
 ) -> tuple[Tensor, Tensor]:
     if positions is not None:
         positions = positions.reshape(-1, positions.shape[-1])
         cos, sin = embedding(positions, cos), embedding(positions, sin)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return _rotated(q, cos, sin), _rotated(k, cos, sin)
+    return _rotated(q, cos, sin, width), _rotated(k, cos, sin, width)
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, width: int | None) -> Tensor:
     turning, rest = x.split([cos.shape[-1], x.shape[-1] - cos.shape[-1]], dim=-1)
     a, b = turning.chunk(2, dim=-1)
     rotated = turning * cos + torch.cat([-b, a], dim=-1) * sin
-    return torch.cat([rotated.to(x.dtype), rest], dim=-1)
+    result = torch.cat([rotated.to(x.dtype), rest], dim=-1)
+    return result if width is None else pad(result, (0, width - x.shape[-1]))
