@@ -14,7 +14,7 @@ class TestTensorMaps:
     @pytest.fixture
     def launch(self):
         hopper = pytest.importorskip("fusedlib.ops.mlp.hopper.kernel")
-        return hopper.backward_launch(torch.zeros(9, 9), 9, True)
+        return hopper.backward_launch(torch.device("cpu"), 9, 9, 9, True)
 
     @pytest.fixture
     def card(self, launch, monkeypatch):

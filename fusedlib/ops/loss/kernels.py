@@ -57,6 +57,7 @@ scalar is not a power of two. In fp16 d_logits of a mean carry n/Σw, n the numb
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -64,8 +65,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedlib.launch.config import Config
 from fusedlib.launch.device import architecture
-from fusedlib.launch.launch import cdiv, current_device
+from fusedlib.launch.launch import Launch, cdiv, launch_for
 from fusedlib.ops.arguments import KERNEL_DTYPES
 from fusedlib.ops.linear import split
 from fusedlib.ops.linear.route import splits_product
@@ -372,31 +374,38 @@ def cross_entropy_rows(
             )
     if rows == 0:
         return
-    arch = architecture(logits.device) if logits.is_cuda else 0
-    ignore_index, label_smoothing, z_loss, softcap, *_ = settings
-    more = softcap != 0 or class_weights is not None or hits is not None
-    block, warps = block_and_warps(stride, logits.itemsize, arch, more)
-    with current_device(logits):
-        _cross_entropy_kernel[(rows,)](
-            logits, target, losses if token_weights is None else token_weights,
-            losses if class_weights is None else class_weights, scale, losses,
-            losses if hits is None else hits, vocabulary, stride, ignore_index,
-            float(label_smoothing), float(z_loss), float(softcap),
-            GRADIENT=gradient, WEIGHTED=token_weights is not None,
-            BY_CLASS=class_weights is not None, SMOOTHED=label_smoothing != 0, CAPPED=softcap != 0,
-            COUNTED=hits is not None, BLOCK=block, num_warps=warps,
-        )  # fmt: skip
+    numbers = settings.ignore_index, *map(float, settings[1:4])
+    constants = {
+        "GRADIENT": gradient, "WEIGHTED": token_weights is not None,
+        "BY_CLASS": class_weights is not None, "SMOOTHED": settings.label_smoothing != 0,
+        "CAPPED": settings.softcap != 0, "COUNTED": hits is not None,
+    }  # fmt: skip
+
+    def make() -> Launch:
+        arch = architecture(logits.device) if logits.is_cuda else 0
+        more = constants["CAPPED"] or constants["BY_CLASS"] or constants["COUNTED"]
+        block, warps = block_and_warps(stride, logits.itemsize, arch, more)
+        scalars, cut = (vocabulary, stride, *numbers), {"BLOCK": block}
+        config, programs = Config(num_warps=warps), (rows, 1, 1)
+        return Launch(_cross_entropy_kernel, config, programs, (), scalars, constants | cut)
+
+    # What it does not read, it is given the losses for.
+    by_token = losses if token_weights is None else token_weights
+    by_class, hit = (losses if given is None else given for given in (class_weights, hits))
+    matrices = logits, target, by_token, by_class, scale, losses, hit
+    key = "loss", rows, vocabulary, *numbers, *constants.values(), logits.dtype, logits.device
+    launch_for(key, make, *matrices)(*matrices)
 
 
 def fill_scaled(source: Tensor, result: Tensor, factor: Tensor) -> Tensor:
     """Compute factor · source into `result`, contiguous both, which may be the source itself."""
     count = source.numel()
     if count:
-        with current_device(source):
-            _scaled_kernel[(cdiv(count, SCALED_BLOCK),)](
-                source, result, factor, count, IN_PLACE=result is source, BLOCK=SCALED_BLOCK,
-                num_warps=SCALED_WARPS,
-            )  # fmt: skip
+        constants = {"IN_PLACE": result is source, "BLOCK": SCALED_BLOCK}
+        config, programs = Config(num_warps=SCALED_WARPS), (cdiv(count, SCALED_BLOCK), 1, 1)
+        make = partial(Launch, _scaled_kernel, config, programs, (), (count,), constants)
+        key = "scaled", count, result is source, source.dtype, result.dtype, source.device
+        launch_for(key, make, source, result, factor)(source, result, factor)
     return result
 
 

@@ -74,7 +74,7 @@ def plan_for(
     plan = _PLANS.get(key)
     if plan is None:
         problem = route.problem_of(x, w_gate, w_up, w_down is not None, activation)
-        plan = _PLANS[key] = _make_plan(problem)
+        plan = _PLANS[key] = make_plan(problem)
     return plan
 
 
@@ -98,7 +98,7 @@ def plan_of_sizes(
     key = problem._replace(tokens=_length_class(like, *sizes))
     plan = _PLANS.get(key)
     if plan is None:
-        plan = _PLANS[key] = _make_plan(problem)
+        plan = _PLANS[key] = make_plan(problem)
     return plan
 
 
@@ -107,10 +107,10 @@ def plan_at_current_precision(plan: Plan, like: Tensor) -> Plan:
     precision, problem = fp32_precision(like), plan.problem
     if precision == problem.precision:
         return plan
-    return _make_plan(problem._replace(precision=precision))
+    return make_plan(problem._replace(precision=precision))
 
 
-def _make_plan(problem: MLPProblem) -> Plan:
+def make_plan(problem: MLPProblem) -> Plan:
     """A new plan; imports Triton, which need not be installed for all else here."""
     from fusedlib.ops.mlp import few_tokens, products, split_products
     from fusedlib.ops.mlp.plan import Plan

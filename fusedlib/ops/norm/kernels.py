@@ -41,9 +41,8 @@ from torch import Tensor
 
 from fusedlib.launch.config import Config
 from fusedlib.launch.first_order import first_order
-from fusedlib.launch.launch import Launch, cdiv, multiprocessors, rows_contiguous
+from fusedlib.launch.launch import Launch, cdiv, launch_for, multiprocessors, rows_contiguous
 from fusedlib.launch.operator import DirectFunction, differentiable, operator
-from fusedlib.launch.rows import cached_launch
 from fusedlib.launch.saved import save_operands, saved_operands
 
 WIDEST = 8192  # numbers of a row that the backward holds in registers: four arrays of 16 a thread
@@ -184,7 +183,7 @@ def rms_norm_fwd(
     matrices = source, added, by, y, source if s is None else s, rstd
     layout = source.shape, source.stride(0), added.stride(0), residual is None
     key = "rms_norm", *layout, hf, eps, x.dtype, weight is None, by.dtype, x.device
-    cached_launch(make, key, *matrices)(*matrices)
+    launch_for(key, make, *matrices)(*matrices)
     return y, s, rstd
 
 
@@ -214,7 +213,7 @@ def rms_norm_bwd(
     matrices = upstream, stream, source, by, rstd, source if d_s is None else d_s, partial
     dtypes = upstream.dtype, stream.dtype, source.dtype, by.dtype
     key = "rms_norm_bwd", *scalars, width, parts, *flags.values(), *dtypes, s.device
-    cached_launch(make, key, *matrices)(*matrices)
+    launch_for(key, make, *matrices)(*matrices)
     return d_s, sum_parts(partial, by.dtype) if wants_weight else None
 
 
@@ -233,7 +232,7 @@ def sum_parts(partial: Tensor, dtype: torch.dtype) -> Tensor:
         Launch, _sum_parts_kernel, Config(num_warps=8), programs, (), (parts, width), constants
     )
     key = "sum_parts", parts, width, dtype, partial.device
-    cached_launch(make, key, partial, total)(partial, total)
+    launch_for(key, make, partial, total)(partial, total)
     return total
 
 

@@ -46,9 +46,8 @@ from torch import Tensor
 
 from fusedlib.launch.config import Config
 from fusedlib.launch.first_order import first_order
-from fusedlib.launch.launch import Launch, cdiv
+from fusedlib.launch.launch import Launch, cdiv, launch_for
 from fusedlib.launch.operator import DirectFunction, differentiable, operator
-from fusedlib.launch.rows import cached_launch
 from fusedlib.launch.saved import save_operands, saved_operands
 from fusedlib.ops.norm.kernels import most_parts, sum_parts
 
@@ -259,7 +258,7 @@ def normed_rope_bwd(
     weights = q_weight.contiguous(), k_weight.contiguous()
     matrices = *given, *upstream, *results, cos, sin, *weights, partial
     key = "normed_rope_bwd", parts, head_dim, *scalars, q.dtype, q.device
-    cached_launch(make, key, *matrices)(*matrices)
+    launch_for(key, make, *matrices)(*matrices)
     d_q_weight, d_k_weight = sum_parts(partial, q_weight.dtype).chunk(2)
     return results[0], results[1], d_q_weight, d_k_weight
 
@@ -300,7 +299,7 @@ def _start(
     matrices = first, last, results[0], results[-1], cos, sin, index, *(weights or (cos, cos))
     dtypes = first.dtype, cos.dtype, index.dtype
     key = "rope", batch, *scalars, *constants.values(), *dtypes, first.device
-    cached_launch(make, key, *matrices)(*matrices)
+    launch_for(key, make, *matrices)(*matrices)
 
 
 def _strides(*heads: Tensor) -> list[int]:
