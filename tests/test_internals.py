@@ -19,9 +19,12 @@ UNDOCUMENTED = {
     "driver", "make_tensordesc_arg", "__closure__", "co_freevars", "packed_metadata", "launch_pdl",
     "global_scratch_size", "profile_scratch_size", "launcher_cls", "launch_enter_hook",
 }  # fmt: skip
-PUBLIC = {"_replace"}  # of a NamedTuple
+PUBLIC = {"_replace", "_fields"}  # of a NamedTuple
 # Of transformers and accelerate, and endings of names of ours.
-OTHERS = {"_attn_implementation", "_hf_hook", "_kernel", "_proj", "_dropout", "_layer_modules"}
+OTHERS = {
+    "_attn_implementation", "_hf_hook", "_kernel", "_proj", "_dropout", "_layer_modules",
+    "_operator",
+}  # fmt: skip
 
 
 def names_in(tree: ast.AST) -> tuple[set[str], list[tuple[int, str]]]:

@@ -35,7 +35,7 @@ from fusedlib.launch.launch import Launch, bind_context, current_index
 
 @dataclass(frozen=True)
 class _DescriptorBase:
-    """As much of a tensor as a descriptor asks for: the descriptor must not keep it alive."""
+    """What a descriptor asks a tensor for, which it must not keep alive."""
 
     address: int
     dtype: torch.dtype
@@ -56,7 +56,7 @@ class HopperLaunch(Launch):
         self._launcher: tuple[Callable[..., None], list[Any]] | None = None
 
     def __call__(self, *matrices: Tensor) -> None:
-        """As any `Launch`; past Triton's wrapper where that is known."""
+        """Start the programs on these matrices, past Triton's wrapper where that is known."""
         launcher, runtime = self._launcher, triton.knobs.runtime
         if launcher is None or current_index() != self._index or has_launch_hooks(runtime):
             return super().__call__(*matrices)

@@ -133,8 +133,14 @@ class AttentionInput(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: LayerPlan, x: Tensor, *operands: Any) -> Any:
-        """Of x, the norm's weight, weights and biases of q, k and v, weights of the norms of q and
-        k, cos and sin.
+        """Compute q and k, rotated, and v, and give x as well.
+
+        Args:
+            ctx: of autograd.
+            plan: of the layer.
+            x: the stream, (batch, tokens, hidden).
+            operands: the norm's weight, weights and biases of q, k and v, weights of the norms of q
+                and k, cos and sin; biases and those norms may be None.
         """
         w_norm, w_q, w_k, w_v, b_q, b_k, b_v, n_q, n_k, cos, sin = operands
         normed, _, rstd = rms_norm_fwd(_matrix(x), w_norm, None, plan.eps[0], True)
@@ -156,7 +162,7 @@ class AttentionInput(torch.autograd.Function):
     def backward(
         ctx: Any, dq: Any, dk: Any, dv: Any, ds: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        """Those of x and of all weights and biases that are wanted."""
+        """The gradients of x, weights and biases, each if it is wanted."""
         x, w_norm, w_q, w_k, w_v, cos, sin, *others = saved_operands(ctx)
         plan: LayerPlan = ctx.plan
         wants = ctx.needs_input_grad
@@ -199,7 +205,9 @@ class LayerOutput(torch.autograd.Function):
         ctx: Any, plan: LayerPlan, attended: Tensor, stream: Tensor, w_o: Tensor, w_norm: Tensor,
         w_gate: Tensor, w_up: Tensor, w_down: Tensor, training: bool,
     ) -> Tensor:  # fmt: skip
-        """Of attention's result (batch, tokens, heads · head_dim) and the stream before it."""
+        """The stream behind the layer, of attention's result and the stream before it.
+
+        `attended` is (batch, tokens, heads · head_dim), `stream` (batch, tokens, hidden)."""
         training = training and any(ctx.needs_input_grad)
         if plan.mlp.training_not_built and training:
             build_for_training(plan.mlp, "gate_up")
@@ -216,7 +224,7 @@ class LayerOutput(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, dy: Any) -> tuple[Tensor | None, ...]:
-        """Those of attention's result, the stream and all weights that are wanted."""
+        """The gradients of attention's result, the stream and the weights, each if it is wanted."""
         saved, in_place = saved_with_gate_up(ctx)
         attended, w_o, w_norm, w_gate, w_up, w_down, s, rstd, gate_up = saved
         plan: LayerPlan = ctx.plan

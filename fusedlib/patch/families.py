@@ -33,6 +33,7 @@ from fusedlib.ops.fused_class import (
     unfuse,
     why_not_linear,
 )
+from fusedlib.ops.mlp.activation import ACTIVATIONS, activation_of
 from fusedlib.patch import layers, modules
 
 # Their forward does not call the old one, and relies on what that one takes.
@@ -255,8 +256,9 @@ def _mlp(fused: type[modules.FusedMLP]) -> tuple[Part, ...]:
     def refuse(mlp: Any) -> str | None:
         if name := fused._activation:
             act: Any = getattr(mlp, name, None)
-            if modules.activation_of(act) is None:
-                return f"its activation is {full_name(type(act))}, not SiLU or GELU"
+            if activation_of(act) is None:
+                names = ", ".join(ACTIVATIONS)
+                return f"its activation is {full_name(type(act))}, not one of {names}"
             kind = type(act)
             if why := _why_patched(kind.forward, kind.__module__):
                 return why

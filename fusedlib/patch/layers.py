@@ -226,25 +226,25 @@ class FusedLayer(Fused):
         return residual + self._dropped(self.mlp(normed), "mlp")
 
     def _dropped(self, x: Tensor, source: str) -> Tensor:
-        """What is left of attention's or the MLP's result: Llama drops nothing."""
+        """The result of attention or the MLP after dropout, of which Llama has none."""
         return x
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what was read of its modules, which a copy has of its own."""
+        """The layer's state for pickle and copies, without what was read of its modules."""
         state: dict[str, Any] = super().__getstate__()
         state.pop("_layer_modules", None)
         return state
 
 
 class FusedPhi3Layer(FusedLayer):
-    """With dropout before both additions."""
+    """Phi-3's layer, which drops out before both additions."""
 
     def _dropped(self, x: Tensor, source: str) -> Tensor:
         return getattr(self, f"resid_{source}_dropout")(x)
 
 
 class FusedLitGPTLayer(Fused):
-    """litgpt's block likewise."""
+    """litgpt's block, where attention's output is added inside the norm that follows."""
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None,

@@ -125,7 +125,7 @@ def _fused_mlps(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _problem(activation: str, w_down: Tensor, dtype: torch.dtype) -> MLPProblem:
-    """That of an MLP at any number of tokens."""
+    """The problem of an MLP at any number of tokens."""
     device, (hidden, inner) = torch.device("cuda", w_down.device.index or 0), w_down.shape
     return MLPProblem(device, dtype, "ieee", 0, hidden, inner, activation=activation)
 

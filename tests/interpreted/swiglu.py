@@ -18,13 +18,13 @@ import plan_checks
 import swiglu_checks as checks
 from called import Called
 from fusedlib.launch import launch
-from fusedlib.ops.mlp import activation, plan_cache, route
+from fusedlib.ops.mlp import activation_kernels, plan_cache, route
 from fusedlib.ops.mlp import configs as swiglu_configs
 from fusedlib.ops.mlp import operator as mlp_operators
 from fusedlib.ops.mlp import tiles as kernels
+from fusedlib.ops.mlp.activation import ACTIVATIONS
 from fusedlib.ops.mlp.function import gated_mlp, geglu_mlp, swiglu, swiglu_mlp
 from fusedlib.ops.mlp.plan import Plan
-from fusedlib.ops.mlp.problem import ACTIVATIONS
 from fusedlib.ops.mlp.route import runs_fused_kernels
 from gradient_checks import check_what_forward_read, refuses_transforms_of_backward
 from rewritten import rewritten
@@ -84,7 +84,7 @@ def test_large_gates_are_activated_as_pytorch_activates_them(name):
     of_gate, of_up = torch.eye(2).split(1)
     y = gated_mlp(name, "gate_up", x, (of_gate, of_up), torch.ones(2, 1))[:, 0]
     wide = gate.double().requires_grad_()
-    true = ACTIVATIONS[name](wide)
+    true = ACTIVATIONS[name].compute(wide)
     assert torch.allclose(y.double(), true, rtol=1e-5, atol=1e-10)
     [d_x], [d_gate] = grad(y.sum(), x), grad(true.sum(), wide)
     assert torch.allclose(d_x[:, 0].double(), d_gate, rtol=1e-5, atol=1e-9)
@@ -96,7 +96,7 @@ def test_large_gates_are_activated_as_pytorch_activates_them(name):
     ("activated * (1 - s) * inner", "(1 - s) * inner"),
 ])  # fmt: skip
 def test_a_broken_activation_is_rejected(monkeypatch, tmp_path, right, wrong):
-    broken = rewritten(monkeypatch, tmp_path, activation, right, wrong)
+    broken = rewritten(monkeypatch, tmp_path, activation_kernels, right, wrong)
     for name in ("activate", "slope"):
         monkeypatch.setattr(kernels, name, getattr(broken, name))
     approximate = "none" if right in ("gate * (0.398", "1.0 + tl.erf") else "tanh"

@@ -105,7 +105,7 @@ class JoinedLinearFunction(DirectFunction):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """As for one layer."""
+        """Keep x where a weight wants a gradient, and the weights where x wants one."""
         x, *operands = inputs
         weights = operands[: len(operands) // 2]
         wants_x, wants_weights, *_ = ctx.needs_input_grad
@@ -127,7 +127,7 @@ class JoinedLinearFunction(DirectFunction):
 
 
 class LinearFunction(DirectFunction):
-    """As `run_linear`, without the dispatcher."""
+    """y of x, weight and bias, computed without torch's dispatcher."""
 
     forward = staticmethod(run_linear)
     setup_context = staticmethod(_set_up)

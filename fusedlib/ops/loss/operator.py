@@ -29,7 +29,7 @@ from fusedlib.ops.loss.kernels import Settings, fill_scaled, losses_and_gradient
 
 
 def _check_targets(target: Tensor, valid: Tensor, vocabulary: int) -> None:
-    """As torch's own loss: an error of the device, without waiting for it."""
+    """Raise on the device, as torch's own loss does, where a target is no class; nobody waits."""
     assert_async(
         (((target >= 0) & (target < vocabulary)) | ~valid).all(),
         f"a target is neither in [0, {vocabulary}) nor ignore_index",

@@ -207,7 +207,7 @@ class Plan:
         return tiles.bwd_launch(self._device, *sizes, variant, self._activation)
 
     def _fall_back_to_tiles(self, error: TritonError) -> None:
-        """For good, where the kernels with roles do not compile."""
+        """Use the kernels by tiles from now on: those with roles do not compile."""
         tiles.disable_hopper_kernels(error)
         self._forward = TILED if self._forward == WARP_SPECIALIZED else self._forward
         self._backward = TILED if self._backward == WARP_SPECIALIZED else self._backward

@@ -6,16 +6,14 @@ needs is decided by `route`; here it is looked up. Importing this module imports
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fusedlib.launch.cache import BoundedCache
 from fusedlib.launch.internals import is_transform_wrapper, is_transformed
-from fusedlib.ops.arguments import HALF_DTYPES
 from fusedlib.ops.linear import route as linear_route
 from fusedlib.ops.linear.route import fp32_precision
 from fusedlib.ops.mlp import route
@@ -95,7 +93,7 @@ def plan_of_sizes(
     problem = MLPProblem(
         like.device, like.dtype, fp32_precision(like), *sizes, down, pair, activation
     )
-    key = problem._replace(tokens=_length_class(like, *sizes))
+    key = problem._replace(tokens=route.length_class(like, *sizes))
     plan = _PLANS.get(key)
     if plan is None:
         plan = _PLANS[key] = make_plan(problem)
@@ -130,18 +128,8 @@ def _plan_key(
     activation: str,
 ) -> Hashable:  # fmt: skip
     dtype, device = x.dtype, x.device
-    tokens = _length_class(x, route.count_tokens(x, hidden), hidden, wide // 2)
+    tokens = route.length_class(x, route.count_tokens(x, hidden), hidden, wide // 2)
     up = None if w_up is None else (w_up.shape, w_up.dtype, w_up.device)
     down = None if w_down is None else (w_down.shape, w_down.dtype, w_down.device)
     gate = w_gate.dtype, w_gate.device
     return activation, tokens, wide, hidden, dtype, device, gate, up, down
-
-
-def _length_class(like: Tensor, tokens: int, hidden: int, inner: int) -> Any:
-    """What all numbers of tokens that share a plan have in common, and how fp32 is multiplied."""
-    if like.dtype in HALF_DTYPES:
-        return bisect_left(route.length_class_ends(like.device, hidden, inner), tokens)
-    precision = fp32_precision(like)
-    if route.is_fp32_on_gpu(like.dtype, like.device):
-        return precision, route.any_mlp_product_splits(tokens, hidden, inner)
-    return precision, bisect_left(route.length_class_ends(like.device, hidden, inner), tokens)

@@ -63,7 +63,7 @@ class SplitProducts(Products):
     """Products of an MLP in fp32 at "highest"."""
 
     def launches(self, problem: MLPProblem) -> Iterator[PlannedLaunch]:
-        """Those of all three products of each of both layers, as if all of them were split."""
+        """The launches of the six products of an MLP, as if all of them were split."""
         tokens, hidden, inner = problem.sizes
         sizes = (tokens, hidden), (tokens, inner), (tokens, 2 * inner), (2 * inner, hidden)
         layouts = [contiguous_layout(size, problem.dtype) for size in (*sizes, (hidden, inner))]

@@ -3,7 +3,7 @@
 
     gate = x Wgᵀ    up = x Wuᵀ    h = silu(gate) ⊙ up    y = h Wdᵀ              (Shazeer 2020)
 
-or with another activation than silu: `fusedlib.ops.mlp.activation`.
+or with another activation than silu: `fusedlib.ops.mlp.activation_kernels`.
 
 forward     both products and h in one kernel; gate|up is stored when the backward wants it
 backward    dh = dy Wd, and in its epilogue, with s = sigmoid(gate),
@@ -41,9 +41,6 @@ t = (8 + |gate|) 2⁻²², silu relatively; |silu'| < 1.1 and |silu''| ≤ 1/2. 
     Δd_Wgu       (Δd + tokens 2⁻²² |d|)ᵀ |x| + v |d_Wgu|
     Δd_Wd        |dy|ᵀ (Δh + tokens 2⁻²² |h|) + v |d_Wd|
 
-GeGLU has 1.13 for 1.1 and 0.8 for ½; by tanh |z| of `fusedlib.ops.mlp.activation` for |gate| in t,
-and exact gelu errs by 2⁻²² |gate| and its derivative by 2·2⁻²² in place of t |silu| and t.
-
 Of a pair of weights d_x in half precision is a sum of two products, the first of them rounded:
 + v |d_gate Wg|. It counts gate, up and dh as rounded before the activation, as some kernels and
 unfused code do, and torch.mm's sums as fp32: cuBLAS may add parts of one in half precision, which
@@ -64,7 +61,7 @@ from triton.errors import TritonError
 from fusedlib.launch.config import Config
 from fusedlib.launch.launch import Launch, cdiv, multiprocessors
 from fusedlib.ops.blocks import load_block, store_block, tile_position
-from fusedlib.ops.mlp.activation import activate, slope
+from fusedlib.ops.mlp.activation_kernels import activate, slope
 from fusedlib.ops.mlp.configs import POINTWISE, choose_config
 
 try:

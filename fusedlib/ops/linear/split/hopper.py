@@ -66,7 +66,7 @@ def _produce(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _rows(ring, stage, ROW: gl.constexpr, ROWS: gl.constexpr, TRANSPOSED: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Of a block, ROWS from ROW on; it is stored transposed if TRANSPOSED."""
+    """ROWS rows of a block, from row ROW on; the block is stored transposed if TRANSPOSED."""
     if TRANSPOSED:
         block = ring.index(stage).slice(ROW, ROWS, 1).permute((1, 0))
     else:

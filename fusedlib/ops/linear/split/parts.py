@@ -46,7 +46,7 @@ INTERPRETED = Config(num_warps=4, lines=TILE)  # fewer operations are faster the
 
 @triton.jit
 def _span_factors(magnitudes, axis: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of spans along an axis, from their magnitudes' bits: both factors' bits, and 2⁻ᵉ.
+    """The bits of both factors of each span along an axis, and 2⁻ᵉ, of magnitudes' bits.
 
     As integers magnitudes are in the same order, inf and nan above all numbers.
     """
