@@ -239,10 +239,11 @@ def split_product_of_stored(
         with current_device(a):
             return split_product_of_stored(a, b, transposed, lower_half)
     has_lower_half = lower_half is not None
-    key = a.shape, b.shape, a.stride(0), b.stride(0), transposed, a.get_device(), has_lower_half
+    sizes = a.shape, b.shape, a.stride(0), b.stride(0)
+    key = "split", sizes, transposed, a.get_device(), has_lower_half
     make = partial(SplitProduct, a.device, a, b, transposed, has_lower_half)
     lowest = b if lower_half is None else lower_half
     # A product costs an H200's host 25 µs where it is kept, 75 where all is looked up anew, torch's
     # 17.
-    product: Callable[..., Tensor] = launch_for(("split", *key), make, a, b, lowest)
+    product: Callable[..., Tensor] = launch_for(key, make, a, b, lowest)
     return product(a, b, lower_half)
