@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from fusedlib.launch import rows as row_launches
+from fusedlib.launch import launch
 from rewritten import rewritten
 
 # What stands in the kernels' files, and what shall.
@@ -65,7 +65,7 @@ def put(
     New tensors are NaN, so that what nobody writes is not right by chance.
     """
     broken = rewritten(monkeypatch, folder, module, *fault, times=None)
-    monkeypatch.setattr(row_launches, "_LAUNCHES", {})
+    monkeypatch.setattr(launch, "LAUNCHES", {})
     for name in [n for n in vars(module) if n.endswith("_kernel")]:
         monkeypatch.setattr(module, name, getattr(broken, name))
     empty, like = torch.Tensor.new_empty, torch.empty_like

@@ -23,8 +23,7 @@ def note_launches(monkeypatch) -> list[str]:
     original = Launch.__call__
 
     def noted(self, *matrices):
-        if not hasattr(matrices[0], "recorded_launches"):  # for a training step to come
-            names.append(self.kernel.__name__)
+        names.append(self.kernel.__name__)
         return original(self, *matrices)
 
     monkeypatch.setattr(Launch, "__call__", noted)

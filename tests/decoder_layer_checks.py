@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint
 
 import fusedlib
-from fusedlib.patch import decoder_layer, modules
+from fusedlib.patch import decoder_layer, layers
 from llama_models import make, misses_of, results, tokens
 
 LAYERS = 2  # of `llama_models`' models
@@ -73,7 +73,7 @@ def gradients(model, device, run=None, whole=True):
     run = run or (lambda model: model(ids, labels=labels).loss)
     names = [name for name, weight in model.named_parameters() if weight.requires_grad]
     with mock.patch.object(
-        modules, "_may_run_as_a_whole", wraps=modules._may_run_as_a_whole
+        layers, "_may_run_as_a_whole", wraps=layers._may_run_as_a_whole
     ) as allowed:
         if not whole:
             allowed.side_effect = lambda x: False
@@ -315,7 +315,7 @@ def check_other_ways_to_call(device):
     with torch.no_grad():
         count, whole = whole_layers(patched, ids, use_cache=True)
     assert count == LAYERS
-    with mock.patch.object(modules, "_may_run_as_a_whole", lambda x: False):
+    with mock.patch.object(layers, "_may_run_as_a_whole", lambda x: False):
         by_modules = patched(ids, use_cache=True)
     assert torch.equal(whole.logits, by_modules.logits)
     following = ids[:, :1]
@@ -327,7 +327,7 @@ def check_other_ways_to_call(device):
     mask = torch.ones_like(ids)
     mask[0, :5] = 0
     count, masked = whole_layers(patched, ids, attention_mask=mask)
-    with mock.patch.object(modules, "_may_run_as_a_whole", lambda x: False):
+    with mock.patch.object(layers, "_may_run_as_a_whole", lambda x: False):
         wanted = patched(ids, attention_mask=mask)
     assert count == LAYERS and torch.equal(masked.logits[mask > 0], wanted.logits[mask > 0])
     with torch.autocast(device, torch.bfloat16):

@@ -36,7 +36,9 @@ def forward(
     key = "forward", x.shape, h.shape, x.dtype, store, pair
     made = _KEPT.get(key)
     if made is None:
-        made = _KEPT[key] = hopper.forward_launch(x, inner, 0 if pair else inner, store)
+        made = _KEPT[key] = hopper.forward_launch(
+            x.device, *x.shape, inner, 0 if pair else inner, store
+        )
     w_gate = w_up = w_gate_up
     if pair:
         w_up, w_gate = w_gate_up.roll(inner, 0).chunk(2)
@@ -49,7 +51,9 @@ def backward(
     """The same of d_gate_up, which may be gate_up, and, where it is given, h."""
     store, inner = h is not None, w_down.shape[1]
     key = "backward", dy.shape, inner, dy.dtype, store
-    made = _KEPT.get(key) or _KEPT.setdefault(key, hopper.backward_launch(dy, inner, store))
+    made = _KEPT.get(key)
+    if made is None:
+        made = _KEPT[key] = hopper.backward_launch(dy.device, *dy.shape, inner, store)
     made(dy, w_down, gate_up, d_gate_up, d_gate_up if h is None else h)
 
 

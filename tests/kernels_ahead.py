@@ -35,9 +35,9 @@ from sass import show
 
 Calls = Iterator[tuple[str, Callable[[], object]]]  # what is called, by name
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-BACKWARD, IN_PLACE, POINTWISE = (
-    (True, True, True, False), (True, True, True, True), (False, True, True, True)
-)  # fmt: skip
+BACKWARD = swiglu.Variant(product=True, gradient=True, output=True, in_place=False)
+IN_PLACE = BACKWARD._replace(in_place=True)
+POINTWISE = IN_PLACE._replace(product=False)
 WIDE = 8192  # hidden and inner size, a multiple of 16; 8193 is ragged
 
 
@@ -45,22 +45,18 @@ def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-def new(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return meta(*shape, dtype=dtype)
-
-
 def forward(config: Config, width: int = WIDE, activation: str = "silu") -> None:
     x, h = meta(300, width), meta(300, width)
-    launch = swiglu.fwd_launch(x, width, 0, True, activation, config)
+    launch = swiglu.fwd_launch(x.device, 300, width, width, 0, True, activation, config)
     launch(x, *[meta(width, width)] * 2, meta(300, 2 * width), h)
 
 
 def backward(
-    variant: tuple[bool, ...], config: Config, width: int = WIDE, dtype: torch.dtype = BF16,
+    variant: swiglu.Variant, config: Config, width: int = WIDE, dtype: torch.dtype = BF16,
     activation: str = "silu",
 ) -> None:  # fmt: skip
     dy, w_down, gate_up = (meta(n, width, dtype=dtype) for n in (300, width, 300))
-    launch = swiglu.bwd_launch(dy, width, variant, activation, config)
+    launch = swiglu.bwd_launch(dy.device, 300, width, width, variant, activation, config)
     launch(dy, w_down, *[gate_up] * 3)
 
 
@@ -130,9 +126,9 @@ def calls_of_hopper(arch: int) -> Calls:
         hidden = widths[name]
         matrix = meta(300, hidden, dtype=dtype)
         if name == "fwd":
-            launch = hopper.forward_launch(matrix, hidden, 0, store, activation)
+            launch = hopper.forward_launch(matrix.device, 300, hidden, hidden, 0, store, activation)
         else:
-            launch = hopper.backward_launch(matrix, hidden, store, activation)
+            launch = hopper.backward_launch(matrix.device, 300, hidden, hidden, store, activation)
         words = f"{name} {dtype}{' storing' * store}{f' {activation}' * (activation != 'silu')}"
         yield words, partial(launch, *[matrix] * 5)
 
@@ -146,15 +142,15 @@ def calls_of_split(arch: int) -> Calls:
     matrices = halves, halves, words, words, meta(300, 1024, dtype=FP32)
     for turned in product((False, True), repeat=2):
         name = f"{turned[0]:d}{turned[1]:d}"
-        yield f"tl {name}", partial(split._launch(halves, sizes, turned), *matrices)
+        yield f"tl {name}", partial(split._launch(halves.device, sizes, turned), *matrices)
         if arch == 90:
-            launch = split_hopper.launch(halves, sizes, turned)
+            launch = split_hopper.launch(halves.device, sizes, turned)
             yield f"gluon {name}", partial(launch, *matrices)
     for name, columns in (("even", 1024), ("ragged", 1025)):
         source = meta(300, columns, dtype=FP32)
         for by_columns in (False, True):
             parts.INTERPRETED = parts.COLUMNS if by_columns else parts.ROWS
-            splitting = parts.FactorSplitter(source, by_columns, new)
+            splitting = parts.FactorSplitter(source.device, source, by_columns)
             yield f"{name} {'columns' if by_columns else 'rows'}", partial(splitting, source)
 
 
@@ -180,10 +176,10 @@ def calls_of_rows(arch: int) -> Calls:
             q, k = (meta(2, 64, h, head_dim, dtype=dtype).transpose(1, 2) for h in (32, 8))
             cos, at = meta(1, 64, rotary, dtype=dtype), meta(64, dtype=torch.int64)
             name = f"{kind} {rotary} of {head_dim}"
-            yield f"rope {name}", partial(rope.rope_call, q, k, cos, cos, None, False)
-            call = partial(rope.rope_call, q, k, cos, cos, None, False, head_dim + 4)
+            yield f"rope {name}", partial(rope.rope_fwd, q, k, cos, cos, None, None)
+            call = partial(rope.rope_fwd, q, k, cos, cos, None, head_dim + 4)
             yield f"rope of wider heads {name}", call
-            call = partial(rope.rope_call, q, k, cos[0], cos[0], at, True)
+            call = partial(rope.rope_bwd, q, k, cos[0], cos[0], at, head_dim)
             yield f"rope back at positions {name}", call
             if rotary == head_dim and dtype == BF16:
                 of_norms = cos[0, 0], cos[0, 0], cos, cos, 1e-6
@@ -213,7 +209,8 @@ def calls_of_loss(arch: int) -> Calls:
         call = partial(
             kernels.cross_entropy_rows, logits, meta(300, dtype=torch.int64), weighted and losses,
             weighted and meta(vocabulary, dtype=FP32), meta(1, dtype=FP32), losses,
-            weighted and losses, -100, smoothing, 1e-2, softcap, gradient=gradient,
+            weighted and losses, kernels.Settings(-100, smoothing, 1e-2, softcap),
+            gradient=gradient,
         )  # fmt: skip
         yield f"{dtype} {name}, {stride} a row", call
     factor, result = meta(1, dtype=FP32), meta(2**20)

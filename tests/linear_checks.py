@@ -306,7 +306,7 @@ def check_watched(device: str, shape: Shape = SMALL) -> None:
     with Called() as called:
         found = step(leaves, dy)
     assert same(found, wanted)
-    assert called.names.count("linear") == 1 and called.names.count("split_mm") == 2
+    assert called.names.count("linear_forward") == 1 and called.names.count("split_mm") == 2
 
 
 def check_precision(started: list, device: str, shape: Shape = SMALL) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 from fusedlib.launch import operator
 
@@ -32,8 +31,7 @@ def rewritten(
     broken = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "broken", broken)  # dataclasses look their module up
     with monkeypatch.context() as unregistered:
-        unregistered.setattr(operator, "operator", lambda name, **_: lambda function: function)
-        unregistered.setattr(torch.library, "register_fake", lambda of: lambda function: function)
-        unregistered.setattr(torch.library, "register_autograd", lambda *_, **__: None)
+        for register in ("operator", "differentiable"):
+            unregistered.setattr(operator, register, lambda name, function, *_: function)
         spec.loader.exec_module(broken)
     return broken

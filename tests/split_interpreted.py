@@ -104,7 +104,7 @@ def test_parts_add_up(by_columns):
     """By spans of 128, of which there are two, the second ragged."""
     a = torch.randn(130, 200) * 3e-4 * torch.exp2(torch.randint(-30, 30, (130, 1)).float())
     a[3, :150], a[4], a[5, 7], a[6] = 0.0, 0.0, 1e-42, torch.randn(200) * 1e-41
-    found, factors = parts.FactorSplitter(a, by_columns)(a)
+    found, factors = parts.FactorSplitter(a.device, a, by_columns)(a)
     assert found.shape == (2 * 256, 256) and factors.shape == (2 * 2, 256)
     parted = found.double().chunk(2)
     assert not any(p[130:].any() or p[:, 200:].any() for p in parted)
@@ -134,7 +134,7 @@ def test_low_bits_are_seen():
                                (2, 1 + 2.0**-11, [0, 0, 1])):  # fmt: skip
         a[row, 7] = value
         for by_columns, stored in ((False, a), (True, a.mT.contiguous())):
-            _, factors = parts.FactorSplitter(stored, by_columns)(stored)
+            _, factors = parts.FactorSplitter(stored.device, stored, by_columns)(stored)
             assert (factors[1, :3] & 1).tolist() == wanted
 
 

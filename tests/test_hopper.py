@@ -14,7 +14,7 @@ class TestTensorMaps:
     @pytest.fixture
     def launch(self):
         hopper = pytest.importorskip("fusedlib.ops.mlp.hopper.kernel")
-        return hopper.backward_launch(torch.zeros(9, 9), 9, True)
+        return hopper.backward_launch(torch.device("cpu"), 9, 9, 9, True)
 
     @pytest.fixture
     def card(self, launch, monkeypatch):
@@ -31,7 +31,7 @@ class TestTensorMaps:
         monkeypatch.setattr(driver, "make_tensordesc_arg", encode)
         monkeypatch.setattr(hopper_launch, "current_index", lambda: -1)
         monkeypatch.setattr(hopper_launch, "_TENSOR_MAPS", BoundedCache())
-        monkeypatch.setattr(hopper_launch, "_stream", lambda _: 0)
+        monkeypatch.setattr(hopper_launch, "current_stream", lambda _: 0)
         monkeypatch.setattr(hopper_launch, "bind_context", lambda: None)
         signature = dict(enumerate(["tensordesc<bf16[128,64]>"] * 3 + ["*bf16"] * 2))
         wrapper = driver.wrap_handle_tensordesc(lambda *a: started.append(a), signature, KNOWN)
@@ -77,7 +77,7 @@ class TestTensorMaps:
         assert len(launch._maps[0]) <= 2 and len(hopper_launch._TENSOR_MAPS) <= 2
 
     def test_go_by_triton_itself_where_its_wrapper_is_unknown(self):
-        from fusedlib.launch.hopper import unwrap_launcher
+        from fusedlib.launch.internals import unwrap_launcher
 
         def wrapper(*arguments):
             return launcher, tensordesc_meta

@@ -111,19 +111,19 @@ def test_a_packed_weight_and_a_pair_start_the_same_binaries(monkeypatch, inner):
     x, all_three = torch.zeros(37, 48), (True, True, True)
     found = {"tiles": set(), "roles": set(), "few": set(), "rows": set(), "columns": set()}
     for up_row in (0, inner):
-        launch = swiglu.fwd_launch(x, inner, up_row, True)
-        found["tiles"].add(launch.binary_key(*[x] * 5))
+        launch = swiglu.fwd_launch(x.device, *x.shape, inner, up_row, True)
+        found["tiles"].add(launch.binary_key(0, *[x] * 5))
         launch = few_tokens.gradients_launch(all_three, x.device, *x.shape, inner, up_row)
-        found["few"].add(launch.binary_key(*[x] * 9))
-        launch = hopper.forward_launch(x, inner, up_row, True)
-        found["roles"].add(launch.binary_key(*[x] * 5))
+        found["few"].add(launch.binary_key(0, *[x] * 9))
+        launch = hopper.forward_launch(x.device, *x.shape, inner, up_row, True)
+        found["roles"].add(launch.binary_key(0, *[x] * 5))
     for rows, has_lower_half in ((2 * inner, False), (inner, True)):
         like = torch.empty(rows, 48, device="meta")
         by_rows, by_columns = (
-            parts.FactorSplitter(like, c, has_lower_half=has_lower_half) for c in (False, True)
+            parts.FactorSplitter(x.device, like, c, has_lower_half) for c in (False, True)
         )
-        found["rows"].add(by_rows._split.binary_key(*[x] * 4))
-        found["columns"].add(by_columns._split.binary_key(*[x] * 4))
+        found["rows"].add(by_rows.launch.binary_key(0, *[x] * 4))
+        found["columns"].add(by_columns.launch.binary_key(0, *[x] * 4))
     assert {name: len(keys) for name, keys in found.items()} == dict.fromkeys(found, 1)
 
 

@@ -112,11 +112,11 @@ class TestWarmUp:
         if swiglu.hopper is None:
             pytest.skip("another Gluon")
 
-        def build():
+        def build(device):
             raise errors.TritonError("no compiler")
 
         config = with_roles(1, 1) if roles else Config()
-        launch = SimpleNamespace(config=config, build=build, build_ahead=lambda: None)
+        launch = SimpleNamespace(config=config, build=build, build_ahead=lambda device: None)
         needed = SimpleNamespace(name="h", launch=launch, matrices=())
         monkeypatch.setattr(warm, "has_kernels", lambda device: True)
         monkeypatch.setattr(swiglu, "hopper", swiglu.hopper)
@@ -156,7 +156,7 @@ class TestBinaries:
     def _fresh(self, monkeypatch):
         for name in ("_LOADED", "_COMPILING"):
             monkeypatch.setattr(binaries, name, {})
-        monkeypatch.setattr(binaries, "_load", lambda made: ("loaded", made))
+        monkeypatch.setattr(binaries, "load_kernel", lambda made: ("loaded", made))
         monkeypatch.setattr(binaries, "_with_launcher", lambda compiled: compiled())
 
     def test_threads_that_want_the_same_compile_it_once(self):

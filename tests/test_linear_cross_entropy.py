@@ -233,7 +233,7 @@ def test_a_plan_s_memory_is_what_is_allocated(monkeypatch, dtype, shape, rows):
     assert plan.memory <= memory
     results = sum(t.numel() * t.itemsize for t in (hidden, weight))
     with Allocated() as allocated:
-        settings = -100, 0.0, 0.0, 0.0, memory, (True, True, False), False
+        settings = (True, True, False), kernels.Settings(memory=memory)
         operands = hidden, weight, None, target, None, None, torch.ones(())
         kept = kernels.losses_and_gradients(*operands, *settings)
         if kept[3].dtype != weight.dtype:

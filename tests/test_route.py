@@ -33,10 +33,6 @@ def card(monkeypatch):
         each.cache_clear()
 
 
-def on_card(tokens, hidden):
-    return SimpleNamespace(is_cuda=True, device=CARD, shape=(tokens, hidden))
-
-
 def way(tokens, hidden, inner, dtype=torch.bfloat16, precision="ieee"):
     return route.choose_route(MLPProblem(CARD, dtype, precision, tokens, hidden, inner))
 
@@ -126,7 +122,7 @@ def test_lengths_of_one_class_go_one_way(card):
             for direction in ("forward", "backward"):
                 if least >= 64:
                     tiles = {
-                        swiglu_configs.choose_config(direction, on_card(tokens, hidden), inner)
+                        swiglu_configs.choose_config(direction, CARD, tokens, hidden, inner)
                         for tokens in lengths
                     }
                     assert len(tiles) == 1
@@ -145,7 +141,7 @@ def test_a_plan_is_of_a_packed_weight_or_of_a_pair(monkeypatch):
     """Whose shapes, dtypes and devices are all looked at: a plan that is known checks nothing."""
     monkeypatch.setattr(plan_cache, "_PLANS", {})
     monkeypatch.setattr(route, "FUSED_KERNEL_DTYPES", (torch.float32,))
-    monkeypatch.setattr(plan_cache, "_make_plan", lambda problem: problem)
+    monkeypatch.setattr(plan_cache, "make_plan", lambda problem: problem)
     x, packed, w_down = torch.zeros(3, 16), torch.zeros(32, 16), torch.zeros(16, 16)
     pair = packed[:16], packed[16:]
     whole, apart = (

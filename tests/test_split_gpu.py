@@ -7,6 +7,7 @@ import torch
 
 import fusedlib
 import split_checks as checks
+from fusedlib.launch import launch
 from fusedlib.ops.linear.split import parts
 from fusedlib.ops.linear.split import product as products
 from rewritten import rewritten
@@ -30,7 +31,7 @@ def broken(monkeypatch, tmp_path):
             monkeypatch.setattr(products, "FactorSplitter", copy.FactorSplitter)
         else:
             monkeypatch.setattr(products, "hopper", copy)
-        monkeypatch.setattr(products, "_PRODUCTS", {})
+        monkeypatch.setattr(launch, "LAUNCHES", {})
 
     return put
 
@@ -52,7 +53,7 @@ def test_other_shapes_vs_the_contract(shape, turned):
 def test_the_kernel_of_tl_vs_the_contract(monkeypatch, turned):
     """As on a card that is no Hopper."""
     monkeypatch.setattr(products, "hopper", None)
-    monkeypatch.setattr(products, "_PRODUCTS", {})
+    monkeypatch.setattr(launch, "LAUNCHES", {})
     for name in ("normal", "positive", "terms that differ by 2^30"):
         checks.check_family(name, "cuda", SHAPES[1], turned)
 
@@ -213,7 +214,7 @@ def test_parts_of_more_than_2_to_the_31_elements(by_columns):
     shape = (2**22 + 130, 520)
     a = torch.ones(shape, device="cuda")
     a[-1, -1] = 3.0
-    found, factors = parts.FactorSplitter(a, by_columns)(a)
+    found, factors = parts.FactorSplitter(a.device, a, by_columns)(a)
     rows = found.shape[0] // 2
     line = shape[1] - 1 if by_columns else shape[0] - 1
     unit = factors[-2:, line].view(torch.float32).double().prod().item()

@@ -15,7 +15,7 @@ from functools import cache
 from threading import Lock
 from typing import Any, NamedTuple
 
-import triton
+from fusedlib.launch.internals import build_launcher, load_kernel
 
 MAX_COMPILER_THREADS = 16  # the front end of the compiler is Python's, one thread at a time
 
@@ -49,7 +49,8 @@ def cached_binary(key: Hashable, compiled: Callable[[], Any]) -> Binary:
             future = _LOADED[key] = Future()
     if is_first:
         try:
-            future.set_result(_load(compiled() if compiling is None else compiling.result()))
+            kernel = compiled() if compiling is None else compiling.result()
+            future.set_result(Binary(*load_kernel(kernel)))
         except BaseException as error:
             del _LOADED[key]
             future.set_exception(error)
@@ -70,27 +71,8 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def _with_launcher(compiled: Callable[[], Any]) -> Any:
-    """The compiled kernel; the C function that starts it is in Triton's cache then.
-
-    The device is not asked for anything, for a graph may be captured meanwhile.
-    """
+    """The compiled kernel; the C function that starts it is in Triton's cache then."""
     kernel = compiled()
     if kernel is not None:
-        triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
+        build_launcher(kernel)
     return kernel
-
-
-def _load(kernel: Any) -> Binary:
-    """The binary of Triton's compiled kernel, started without metadata and hooks.
-
-    `run` looks for scratch memory at every call, 2 µs; these kernels have none, and 3.6 lets us
-    past it.
-    """
-    run, packed = kernel.run, kernel.packed_metadata  # `run` loads the binary
-    scratch = getattr(run, "global_scratch_size", 1) or getattr(run, "profile_scratch_size", 1)
-    if scratch or not triton.__version__.startswith("3.6."):
-        return Binary(run, (kernel.function, packed, None, None, None))
-    options = run.launch_cooperative_grid, run.launch_pdl
-    return Binary(
-        run.launch, (kernel.function, *options, None, None, packed, None, None, None)
-    )  # fmt: skip

@@ -64,18 +64,6 @@ def outside_autocast(backward: Callable[..., Any]) -> Callable[..., Any]:
     return outside
 
 
-def refuses_transforms(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward that raises where its upstream gradients are batched or have tangents."""
-
-    @outside_autocast
-    @wraps(backward)
-    def checked(ctx: Any, *upstream: Tensor | None) -> Any:
-        _refuse_transforms(upstream)
-        return backward(ctx, *upstream)
-
-    return checked
-
-
 def is_transformed_gradient(upstream: Tensor) -> bool:
     """True if a transform that began after the forward has made this gradient."""
     if is_compiling():

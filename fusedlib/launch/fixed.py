@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from fusedlib.launch.internals import current_stream
+from fusedlib.launch.internals import base_of, current_stream, version_of
 
 
 class _Kept(NamedTuple):
@@ -81,9 +81,9 @@ def kept_of_fixed(
     stream = current_stream(first.get_device()) if first.is_cuda else 0
     addresses = tuple(weight.data_ptr() for weight in weights)
     # By owner too: parameters that share memory count their versions apart.
-    owners = tuple(id(w if w._base is None else w._base) for w in weights)
+    owners = tuple(id(w if base_of(w) is None else base_of(w)) for w in weights)
     key = variant, stream, owners, addresses, first.shape, first.stride()
-    versions = tuple(0 if w.is_inference() else w._version for w in weights)
+    versions = tuple(0 if w.is_inference() else version_of(w) for w in weights)
     kept = _KEPT.get(key)
     # A shard's memory is freed and may serve another: the kept weight has another address then.
     if kept is None or addresses != tuple(weight.data_ptr() for weight in kept.weights):
@@ -99,4 +99,4 @@ def kept_of_fixed(
 
 def _is_parameter(weight: Tensor) -> bool:
     """True for a parameter and for a view of one, its transpose say."""
-    return type(weight) is Parameter or type(getattr(weight, "_base", None)) is Parameter
+    return type(weight) is Parameter or type(base_of(weight)) is Parameter

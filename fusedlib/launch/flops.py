@@ -50,19 +50,22 @@ def _linear(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
     return 2 * prod(x) * weight[0]
 
 
-def _loss(hidden: Shape, weight: Shape, *others: Any, **_: Any) -> int:
-    wants_hidden, wants_weight, _ = others[-1]
+def _loss(
+    hidden: Shape, weight: Shape, bias: Shape | None, target: Shape, class_weights: Shape | None,
+    token_weights: Shape | None, total: Shape | None, wants: Sequence[bool], *_: Any, **__: Any,
+) -> int:  # fmt: skip
+    wants_hidden, wants_weight, _of_bias = wants
     return _linear(hidden, weight) * (1 + wants_hidden + wants_weight)
 
 
 FORMULAS: dict[str, Callable[..., int]] = {
-    "swiglu_mlp": _mlp,
+    "swiglu_mlp_forward": _mlp,
     "swiglu_mlp_backward": _mlp_backward,
     "split_mm": _product,
     "split_mm_gate_up": _product_by_pair,
-    "linear": _linear,
-    "linear_cross_entropy": _loss,
-    "linear_cross_entropy_by_token": _linear,
+    "linear_forward": _linear,
+    "linear_cross_entropy_forward": _loss,
+    "linear_cross_entropy_by_token_forward": _linear,
 }
 
 

@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -23,18 +24,18 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from fusedlib.launch.binaries import Binary
 from fusedlib.launch.cache import BoundedCache
 from fusedlib.launch.config import Config
-from fusedlib.launch.launch import (
-    Launch,
-    _has_launch_hooks,
-    _stream,
-    bind_context,
-    current_index,
+from fusedlib.launch.internals import (
+    current_stream,
+    encode_tensor_map,
+    has_launch_hooks,
+    unwrap_launcher,
 )
+from fusedlib.launch.launch import Launch, bind_context, current_index
 
 
 @dataclass(frozen=True)
 class _DescriptorBase:
-    """As much of a tensor as a descriptor asks for: the descriptor must not keep it alive."""
+    """What a descriptor asks a tensor for, which it must not keep alive."""
 
     address: int
     dtype: torch.dtype
@@ -55,16 +56,17 @@ class HopperLaunch(Launch):
         self._launcher: tuple[Callable[..., None], list[Any]] | None = None
 
     def __call__(self, *matrices: Tensor) -> None:
-        """As any `Launch`; past Triton's wrapper where that is known."""
-        if self._launcher is None or current_index() != self._index or _has_launch_hooks():
+        """Start the programs on these matrices, past Triton's wrapper where that is known."""
+        launcher, runtime = self._launcher, triton.knobs.runtime
+        if launcher is None or current_index() != self._index or has_launch_hooks(runtime):
             return super().__call__(*matrices)
         operands: list[Any] = []
         for index, maps in enumerate(self._maps):
             matrix = matrices[index]
             operands += maps.get(matrix.data_ptr()) or self._tensor_map(index, matrix)
         operands += [m.data_ptr() for m in matrices[len(self._maps) :]]
-        stream = _stream(self._index)
-        return self._launcher[0](*self.programs, stream, *self._prefix, *operands, *self._suffix)
+        stream = current_stream(self._index)
+        return launcher[0](*self.programs, stream, *self._prefix, *operands, *self._suffix)
 
     def _use_binary(self, binary: Binary) -> None:
         super()._use_binary(binary)
@@ -72,8 +74,6 @@ class HopperLaunch(Launch):
 
     def _tensor_map(self, index: int, matrix: Tensor) -> list[Any]:
         """The tensor map, shape and strides of a matrix, as Triton's C function takes them."""
-        from triton.backends.nvidia.driver import make_tensordesc_arg
-
         assert self._launcher is not None
         block, metadata = self.blocks[index], self._launcher[1][index]
         address = matrix.data_ptr()
@@ -81,7 +81,7 @@ class HopperLaunch(Launch):
         encoded = _TENSOR_MAPS.get(key)
         if encoded is None:
             bind_context()
-            encoded = make_tensordesc_arg(_descriptor(matrix, block), metadata)
+            encoded = encode_tensor_map(_descriptor(matrix, block), metadata)
             _TENSOR_MAPS[key] = encoded
         self._maps[index][address] = encoded
         return encoded
@@ -99,19 +99,6 @@ def _descriptor(matrix: Tensor, block: list[int]) -> TensorDescriptor:
     base = _DescriptorBase(matrix.data_ptr(), matrix.dtype)
     layout = _block_layout(tuple(block), matrix.dtype)
     return TensorDescriptor(base, list(matrix.shape), list(matrix.stride()), block, layout)
-
-
-def unwrap_launcher(run: Any) -> tuple[Callable[..., None], list[Any]] | None:
-    """The C function below Triton 3.6's `wrap_handle_tensordesc`, and what is known of each map.
-
-    None where `run` is not that wrapper, as in other releases.
-    """
-    names, cells = getattr(run, "__code__", None), getattr(run, "__closure__", None)
-    if names is None or not cells:
-        return None
-    held = dict(zip(names.co_freevars, (cell.cell_contents for cell in cells), strict=True))
-    launcher, metadata = held.get("launcher"), held.get("tensordesc_meta")
-    return (launcher, metadata) if launcher and metadata and None not in metadata else None
 
 
 @cache

@@ -7,7 +7,8 @@ its name. None of them has a public counterpart that costs as little, or any at 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from operator import itemgetter
+from functools import cache
+from operator import attrgetter, itemgetter
 from typing import Any, cast
 
 import torch
@@ -28,6 +29,10 @@ unwrap_if_dead = torch._C._functorch.unwrap_if_dead
 unwrap_dead_wrappers = functorch_utils.unwrap_dead_wrappers
 
 
+# True inside a transform of torch.func, also while torch traces it.
+in_functorch = torch._C._are_functorch_transforms_active
+
+
 def in_forward_mode() -> bool:
     """True inside `torch.autograd.forward_ad.dual_level`."""
     return forward_ad._current_level >= 0
@@ -40,7 +45,7 @@ def is_transformed() -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    return forward_ad._current_level >= 0 or in_functorch()
 
 
 # --- who watches a call --------------------------------------------------------------------------
@@ -96,6 +101,17 @@ retains_graph = torch._C._autograd._get_current_graph_task_keep_graph
 # The hooks set by `torch.autograd.graph.saved_tensors_hooks`, or None. Called with False.
 saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 assert_async = torch._assert_async  # fails on the device, without waiting for it
+version_of = attrgetter("_version")  # how often a tensor was changed in place
+base_of = attrgetter("_base")  # the tensor that a view is of, or None
+
+
+@cache
+def saved_names(node_class: Any) -> list[tuple[str, str]]:
+    """Attributes of an autograd node that are kept tensors, each with that of its `SavedTensor`."""
+    raw = [name for name in dir(node_class) if name.startswith("_raw_saved_")]
+    own = {"_raw_saved_tensors": "saved_tensors"}  # of torch.autograd.Function
+    return [(own.get(name, name.removeprefix("_raw")), name) for name in raw]
+
 
 # --- the device ----------------------------------------------------------------------------------
 
@@ -113,7 +129,72 @@ def empty_strided(device_type: str) -> Callable[..., Tensor] | None:
     return cast("Callable[..., Tensor] | None", function)
 
 
-# --- Triton --------------------------------------------------------------------------------------
+# --- Triton, which need not be there: imported where it is used -----------------------------------
+
+
+def has_launch_hooks(runtime: Any) -> bool:
+    """True if a profiler, say, has registered hooks that Triton calls at every launch.
+
+    Args:
+        runtime: `triton.knobs.runtime`.
+    """
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", True) or getattr(leave, "calls", True))
+
+
+def make_driver() -> None:
+    """Have Triton find its driver, which one thread alone must do."""
+    import triton
+
+    _ = triton.runtime.driver.active
+
+
+def build_launcher(kernel: Any) -> None:
+    """Have the C function that starts a compiled kernel built, for Triton's cache on disk.
+
+    The device is not asked for anything, for a graph may be captured meanwhile.
+    """
+    import triton
+
+    triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
+
+
+def load_kernel(kernel: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    """The function that starts a compiled kernel without metadata and hooks, and what it takes
+    between the stream and the kernel's own arguments. The kernel is loaded on the current device.
+
+    `run` looks for scratch memory at every call, 2 µs; these kernels have none, and 3.6 lets us
+    past it.
+    """
+    import triton
+
+    run, packed = kernel.run, kernel.packed_metadata  # `run` loads the binary
+    scratch = getattr(run, "global_scratch_size", 1) or getattr(run, "profile_scratch_size", 1)
+    if scratch or not triton.__version__.startswith("3.6."):
+        return run, (kernel.function, packed, None, None, None)
+    options = run.launch_cooperative_grid, run.launch_pdl
+    return run.launch, (kernel.function, *options, None, None, packed, None, None, None)
+
+
+def unwrap_launcher(run: Any) -> tuple[Callable[..., None], list[Any]] | None:
+    """The C function below Triton 3.6's `wrap_handle_tensordesc`, and what is known of each map.
+
+    None where `run` is not that wrapper, as in other releases.
+    """
+    names, cells = getattr(run, "__code__", None), getattr(run, "__closure__", None)
+    if names is None or not cells:
+        return None
+    held = dict(zip(names.co_freevars, (cell.cell_contents for cell in cells), strict=True))
+    launcher, metadata = held.get("launcher"), held.get("tensordesc_meta")
+    return (launcher, metadata) if launcher and metadata and None not in metadata else None
+
+
+def encode_tensor_map(descriptor: Any, metadata: Any) -> list[Any]:
+    """The tensor map, shape and strides of a matrix, as Triton 3.6's C function takes them."""
+    from triton.backends.nvidia.driver import make_tensordesc_arg
+
+    encoded: list[Any] = make_tensordesc_arg(descriptor, metadata)
+    return encoded
 
 
 def reinterpret(descriptor: Any) -> Any:

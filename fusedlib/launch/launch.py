@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from functools import partial as bind
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -22,10 +22,10 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fusedlib.launch import binaries
+from fusedlib.launch.cache import BoundedCache
 from fusedlib.launch.config import Config
 from fusedlib.launch.internals import current_device_index as current_index
-from fusedlib.launch.internals import current_stream as _stream
-from fusedlib.launch.internals import empty_strided
+from fusedlib.launch.internals import current_stream, empty_strided, has_launch_hooks, make_driver
 
 INTERPRETED_PROCESSORS = 3  # fewer than a test has tiles, so that a program computes several
 MAX_GRID = 2**31 - 1, 2**16 - 1, 2**16 - 1  # of a grid along x, y and z, by CUDA
@@ -51,7 +51,11 @@ def multiprocessors(device: torch.device) -> int:
 
 def current_device(like: Tensor) -> AbstractContextManager[object]:
     """Triton launches on the current device, which need not be the tensors'."""
-    return torch.cuda.device(like.device) if like.is_cuda else nullcontext()
+    return _device(like.get_device())
+
+
+def _device(index: int) -> AbstractContextManager[object]:
+    return torch.cuda.device(index) if index >= 0 else nullcontext()
 
 
 def bind_context() -> None:
@@ -104,26 +108,23 @@ class Launch:
         Matrices go as addresses: Triton asks the driver about every tensor it is given.
         """
         run = self._run
-        if run is None or current_index() != self._index or _has_launch_hooks():
+        if run is None or current_index() != self._index or has_launch_hooks(triton.knobs.runtime):
             return self._start(*matrices)
         addresses: list[Any] = [m.data_ptr() for m in matrices]
         if self.blocks:
             bind_context()
             count = len(self.blocks)
             addresses[:count] = self._make_descriptors(*matrices[:count])
-        stream = _stream(self._index)
+        stream = current_stream(self._index)
         return run(*self.programs, stream, *self._prefix, *addresses, *self._suffix)
 
     def _start(self, *matrices: Tensor) -> None:
         """Find the binary and start it; Triton starts what no cached binary serves."""
-        recorded_launches = getattr(matrices[0], "recorded_launches", None)
-        if recorded_launches is not None:  # `prebuild.FakeMatrix`
-            return recorded_launches.append((self, matrices))
         self._index = matrices[0].get_device()
         if (
             self._index < 0
             or self._index != current_index()
-            or _has_launch_hooks()
+            or has_launch_hooks(triton.knobs.runtime)
             or misalignment(matrices)
         ):
             with current_device(matrices[0]):
@@ -131,35 +132,38 @@ class Launch:
                     bind_context()
                 self.kernel[self.programs](*self.operands(*matrices), **self.constants)
             return
-        self._use_binary(self.build(*matrices))
+        self._use_binary(self.build(self._index, *matrices))
         self(*matrices)
 
     def _use_binary(self, binary: binaries.Binary) -> None:
         self._run, self._prefix = binary
 
-    def build(self, *matrices: Tensor) -> binaries.Binary:
-        """The binary for matrices of such dtypes and devices, compiled and loaded."""
-        key, compiled = self.binary_key(*matrices), bind(self.compiled, *matrices)
-        with current_device(matrices[0]):
+    # The next four take the number of a device and matrices, which may be without memory.
+
+    def build(self, device: int, *matrices: Tensor) -> binaries.Binary:
+        """The binary for such matrices on a device, compiled and loaded."""
+        key, compiled = self.binary_key(device, *matrices), bind(self.compiled, device, *matrices)
+        with _device(device):
             return binaries.cached_binary(key, compiled)
 
-    def build_ahead(self, *matrices: Tensor) -> None:
-        """Have another thread compile it, unless that was done before."""
-        _ = triton.runtime.driver.active  # made in one thread alone
-        binaries.compile_in_background(self.binary_key(*matrices), bind(self.compiled, *matrices))
+    def build_ahead(self, device: int, *matrices: Tensor) -> None:
+        """Have another thread compile the binary, unless that was done before."""
+        make_driver()
+        compiled = bind(self.compiled, device, *matrices)
+        binaries.compile_in_background(self.binary_key(device, *matrices), compiled)
 
-    def compiled(self, *matrices: Tensor) -> Any:
+    def compiled(self, device: int, *matrices: Tensor) -> Any:
         """Triton's compiled kernel, neither loaded nor started."""
-        with current_device(matrices[0]):
+        with _device(device):
             operands = self.operands(*matrices)
             return self.kernel.warmup(*operands, grid=self.programs, **self.constants)
 
-    def binary_key(self, *matrices: Tensor) -> Hashable:
+    def binary_key(self, device: int, *matrices: Tensor) -> Hashable:
         """All that the binary is compiled for; matrices lie at multiples of 16 bytes."""
         parameters = self.kernel.params[len(matrices) :]
         numbers = tuple(map(_specialization_key, self.scalars, parameters))
         return (
-            self.kernel, matrices[0].get_device(), tuple(m.dtype for m in matrices),
+            self.kernel, device, tuple(m.dtype for m in matrices),
             tuple(map(tuple, self.blocks)), numbers, tuple(self.constants.items()),
         )  # fmt: skip
 
@@ -190,11 +194,54 @@ def misalignment(matrices: Sequence[Tensor]) -> int:
     return bits % 16
 
 
-def _has_launch_hooks() -> bool:
-    """True if a profiler, say, has registered hooks that Triton calls at every launch."""
-    runtime = triton.knobs.runtime
-    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-    return bool(getattr(enter, "calls", True) or getattr(leave, "calls", True))
+class PlannedLaunch(NamedTuple):
+    """A launch that calls will start.
+
+    Attributes:
+        name: of the step, to read.
+        trains: for which `save` eager training needs it, with gradients of x and of all weights.
+        launch: one of those that start the same binary.
+        matrices: like those that it takes, without memory.
+    """
+
+    name: str
+    trains: tuple[str, ...]
+    launch: Launch
+    matrices: tuple[Tensor, ...]
+
+
+# All launches that are kept, by what they are for: their grids and numbers are for exact sizes.
+LAUNCHES: BoundedCache[Any] = BoundedCache()
+
+
+def kept_launch(key: Hashable, make: Callable[..., Any], *arguments: Any) -> Any:
+    """What `make(*arguments)` gave for the key, a launch or an object that has some.
+
+    Operands are aligned to 16 bytes. The key must hold all else that they are made for: sizes,
+    strides, dtype, device and variant.
+    """
+    kept = LAUNCHES.get(key)
+    if kept is None:
+        kept = LAUNCHES[key] = make(*arguments)
+    return kept
+
+
+def launch_for(key: Hashable, make: Callable[..., Any], *matrices: Tensor) -> Any:
+    """`kept_launch` for operands of any address.
+
+    Unaligned addresses keep nothing, nor does the interpreter, whose configuration tests change.
+    """
+    if misalignment(matrices) or not matrices[0].is_cuda:
+        return make()
+    return kept_launch(key, make)
+
+
+def without_memory(*layouts: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Matrices of torch's meta device, of what `contiguous_layout` gives."""
+    return tuple(
+        torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+        for shape, strides, dtype in layouts
+    )
 
 
 def contiguous_layout(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:

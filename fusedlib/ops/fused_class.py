@@ -60,7 +60,7 @@ _FUSED_CLASSES: dict[tuple[type, ...], Any] = {}
 
 
 def _reduce_class(cls: FusedClass) -> Any:
-    """As pickle wants it; a class that others have derived is found by its name."""
+    """What pickle makes a fused class of: its bases; of a class derived from one, its name."""
     fused = _FUSED_CLASSES.get(cls.__bases__) is cls
     return (_fused_class, cls.__bases__) if fused else cls.__qualname__
 

@@ -12,13 +12,13 @@ kernels do not have either.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusedlib.launch.internals import saved_tensor_hooks
+from fusedlib.launch.internals import saved_names, saved_tensor_hooks, version_of
 from fusedlib.launch.saved import in_forward, release_memory
 
 DEPTH = 3  # a linear layer's result is a view of its product's, behind one more for its bias
@@ -56,7 +56,7 @@ def recompute_in_backward(x: Tensor, result: Tensor) -> Tensor:
 def computed_again(x: Tensor) -> Callable[[], Tensor] | None:
     """What gives x again; None where x is anything but what a norm's kernel gave."""
     node: Any = x.grad_fn
-    if node is None or x.output_nr or x._version or node.name() != "RMSNormFunctionBackward":
+    if node is None or x.output_nr or version_of(x) or node.name() != "RMSNormFunctionBackward":
         return None
     try:
         s, weight, _ = node.saved_tensors
@@ -65,7 +65,8 @@ def computed_again(x: Tensor) -> Callable[[], Tensor] | None:
     if weight is None or weight.numel() != s.shape[-1] or not weight.untyped_storage().nbytes():
         return None
     operands = in_forward((s, weight), getattr(node, "memory", None))
-    return partial(_again, operands, (s, weight), (s._version, weight._version), node.settings)
+    versions = version_of(s), version_of(weight)
+    return partial(_again, operands, (s, weight), versions, node.settings)
 
 
 @torch.no_grad()
@@ -73,7 +74,7 @@ def _again(
     operands: Sequence[Tensor], saved: tuple[Tensor, Tensor], versions: tuple[int, int],
     settings: tuple[float, bool],
 ) -> Tensor:  # fmt: skip
-    if tuple(t._version for t in saved) != versions:
+    if tuple(map(version_of, saved)) != versions:
         raise RuntimeError(
             "a norm's output is computed again for backward, but its input or weight has been "
             "modified in place since: do that after backward, or apply_to with rms_norm=False"
@@ -93,16 +94,8 @@ def _saved(node: Any) -> Iterator[tuple[Any, Tensor, Any]]:
         if node is None:
             return
         kind: Any = type(node)
-        for name, raw_name in _names(kind):
+        for name, raw_name in saved_names(kind):
             kept, raw = getattr(node, name), getattr(node, raw_name)
             pairs = zip(kept, raw, strict=True) if isinstance(kept, tuple) else [(kept, raw)]
             yield from ((node, t, saved) for t, saved in pairs if isinstance(t, Tensor))
         node = node.next_functions[0][0] if node.next_functions else None
-
-
-@cache
-def _names(kind: Any) -> list[tuple[str, str]]:
-    """Attributes of nodes of this kind that are kept, each with that of its `SavedTensor`."""
-    raw = [name for name in dir(kind) if name.startswith("_raw_saved_")]
-    own = {"_raw_saved_tensors": "saved_tensors"}  # of torch.autograd.Function
-    return [(own.get(name, name.removeprefix("_raw")), name) for name in raw]

@@ -4,22 +4,16 @@
     LayerOutput       s = x + a Woᵀ     n = norm(s)                              y = s + MLP(n)
 
 With few tokens the host decides how long a step takes, and each module, view and autograd node in
-Python costs it more than a launch. So `LayerModules` reads a layer's modules once, and operands are
-checked once for all calls with the same shapes, dtypes and devices. The stream x passes through
-`AttentionInput` unchanged: its two gradients are then added inside the norm's backward. Backward
-computes the norms' outputs again; they are not kept.
-
-A layer is computed so where its modules are what they were when `apply_to` fused them. Hooks,
-adapters, a replaced `forward`, torch.compile, autocast and transforms of torch.func send it the
-other way, module by module.
+Python costs it more than a launch. So operands are checked once for all calls with the same shapes,
+dtypes and devices. The stream x passes through `AttentionInput` unchanged: its two gradients are
+then added inside the norm's backward. Backward computes the norms' outputs again; they are not
+kept. Which layers are computed so is decided by `fusedlib.patch.layers`.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
-from itertools import repeat
-from operator import attrgetter, contains, is_not, itemgetter
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +26,6 @@ from fusedlib.launch.cache import BoundedCache
 from fusedlib.launch.first_order import first_order
 from fusedlib.launch.saved import save_operands, saved_operands
 from fusedlib.ops.call_context import autocast_enabled, is_plain_eager
-from fusedlib.ops.fused_class import LINEAR_FORWARDS, fusion_state
 from fusedlib.ops.mlp.autograd import gradients as mlp_gradients
 from fusedlib.ops.mlp.autograd import (
     run_forward,
@@ -46,144 +39,10 @@ from fusedlib.ops.mlp.prebuild import build_for_training
 from fusedlib.ops.mlp.route import runs_fused_kernels
 from fusedlib.ops.norm.kernels import rms_norm_bwd, rms_norm_fwd
 from fusedlib.ops.qkv import function as qkv
-from fusedlib.ops.rope.kernels import normed_rope_bwd, normed_rope_fwd, rope_call
+from fusedlib.ops.rope.kernels import normed_rope_bwd, normed_rope_fwd, rope_bwd, rope_fwd
 
 METADATA = attrgetter("shape", "dtype", "device")
-WEIGHT, BIAS, EPS = map(itemgetter, ("weight", "bias", "variance_epsilon"))
 PARAMETERS = frozenset((Parameter, type(None)))
-
-
-class LayerModules:
-    """The modules that a layer consists of, each read once.
-
-    Attributes:
-        are_supported: the functions of this file compute what these modules do.
-        attention: the attention, where they are supported.
-        activation: of the MLP, likewise.
-        norms: attributes of both norms, and of those of q and k.
-    """
-
-    def __init__(self, layer: Any) -> None:
-        # Which holds this: a cycle would keep a dropped model.
-        self._layer: Callable[[], Any] = weakref.ref(layer)
-        self._owners = [*map(vars, layer.children())]
-        self._children = self._read(layer)
-        self._types = [*map(type, self._children)]
-        self._fusions = [*map(fusion_state, (layer, *layer.children()))]
-        self._with_settings: tuple[dict[str, Any], ...] = ({}, {})
-        self.are_supported = False
-        self._find(layer)
-        self._settings = self._read_settings()
-
-    def _read(self, layer: Any) -> list[Any]:
-        owners = (layer.__dict__, *self._owners)
-        return [child for owner in owners for child in owner["_modules"].values()]
-
-    def _read_settings(self) -> tuple[Any, ...]:
-        """Attributes that decide what attention and the activation compute, and may change."""
-        attention, activation = self._with_settings
-        return attention.get("use_rope"), activation.get("approximate")
-
-    def _find(self, layer: Any) -> None:
-        from fusedlib.patch import modules
-
-        attention, mlp = layer.self_attn, layer.mlp
-        # A function may stand there, torch's own without attributes.
-        set_by_users = attention, getattr(mlp, "act_fn", None)
-        self._with_settings = tuple(getattr(holder, "__dict__", {}) for holder in set_by_users)
-        norms = [layer.input_layernorm, layer.post_attention_layernorm]
-        if not (
-            isinstance(attention, modules.FusedAttention) and isinstance(mlp, modules.FusedMLP)
-        ):
-            return
-        head_norms = [attention.q_norm, attention.k_norm] if attention._norms else []
-        linears = [
-            owner._modules.get(f"{name}_proj")
-            for owner, names in ((attention, "qkvo"), (mlp, ("gate", "up", "down")))
-            for name in names
-        ]
-        if (
-            any(getattr(n, "_fused", None) is not modules.FusedRMSNorm for n in norms + head_norms)
-            or not all(map(modules.has_fused_forward, (attention, mlp, *norms, *head_norms)))
-            or type(layer)._dropped is not modules.FusedLayer._dropped
-            or any(getattr(type(m), "forward", None) not in LINEAR_FORWARDS for m in linears)
-            or mlp.activation is None
-            or type(attention)._projected is not modules.FusedAttention._projected
-            or not attention._rotates()
-            or not {"attention", "rope"} <= attention._fusion.switches
-        ):
-            return
-        self.activation = mlp.activation
-        self.attention, self.norms = attention, [vars(n) for n in norms + head_norms]
-        self._modules = [vars(m) for m in self._children if m is not None]
-        owners: list[Any] = [norms[0], *linears[:4], norms[1], *linears[4:], *head_norms]
-        self._parameters = [vars(m)["_parameters"] for m in owners]
-        self._may_have_bias, self._without_bias = (
-            [vars(m)["_parameters"] for m in some] for some in (linears[:3], linears[3:])
-        )
-        self.are_supported = True
-
-    def are_current(self, layer: Any) -> bool:
-        """Whether the layer still consists of these modules."""
-        return (
-            self._layer() is layer
-            and self._read(layer) == self._children
-            and self._read_settings() == self._settings
-            and [*map(type, self._children)] == self._types
-            and [*map(fusion_state, (layer, *layer._modules.values()))] == self._fusions
-        )
-
-    def are_plain(self) -> bool:
-        """Whether calls of all modules would compute what their classes do and nothing else.
-
-        Raises:
-            KeyError: a bias is no parameter of its module.
-        """
-        modules = self._modules
-        return not (
-            any(map(any, map(internals.own_hooks, modules)))
-            or any(map(contains, modules, repeat("forward")))
-            or any(map(contains, modules, repeat(internals.COMPILED_CALL)))
-            or any(map(is_not, map(BIAS, self._without_bias), repeat(None)))
-            or internals.has_global_hooks()
-        )
-
-    def weights(self) -> tuple[list[Any], list[Any]]:
-        """Of norm, q, k, v, o, norm, gate, up, down, and the norms of q and k, where heads have
-        them; biases of q, k and v, each or None.
-
-        Raises:
-            KeyError: one is no parameter of its module.
-        """
-        return [*map(WEIGHT, self._parameters)], [*map(BIAS, self._may_have_bias)]
-
-
-def run_layer(
-    layer: Any, x: Tensor, attention_mask: Tensor | None, past_key_values: Any,
-    position_embeddings: tuple[Tensor, Tensor] | None, kwargs: dict[str, Any],
-) -> Tensor | None:  # fmt: skip
-    """The stream behind the layer, or None where it goes module by module."""
-    modules = layer.__dict__.get("_layer_modules")
-    if modules is None or not modules.are_current(layer):
-        modules = layer.__dict__["_layer_modules"] = LayerModules(layer)
-    if not modules.are_supported or position_embeddings is None:
-        return None
-    try:
-        if not modules.are_plain():
-            return None
-        weights, biases = modules.weights()
-    except KeyError:  # a parametrization, DataParallel or FSDP computes it
-        return None
-    plan = plan_for_call(x, position_embeddings, weights, biases, modules)
-    if plan is None:
-        return None
-    cos, sin = position_embeddings
-    w_norm, w_q, w_k, w_v, w_o, w_norm_2, w_gate, w_up, w_down, *head_norms = weights
-    n_q, n_k = head_norms or (None, None)
-    q, k, v, x = apply_attention_input(plan, x, w_norm, w_q, w_k, w_v, *biases, n_q, n_k, cos, sin)
-    attended, _ = modules.attention.attend(q, k, v, attention_mask, past_key_values, kwargs)
-    training = torch.is_grad_enabled()
-    return apply_layer_output(plan, attended, x, w_o, w_norm_2, w_gate, w_up, w_down, training)
 
 
 class LayerPlan(NamedTuple):
@@ -207,9 +66,19 @@ _PLANS: BoundedCache[LayerPlan | None] = BoundedCache()
 
 def plan_for_call(
     x: Tensor, tables: tuple[Tensor, Tensor], weights: list[Any], biases: list[Any],
-    modules: LayerModules,
+    eps: list[float], head_dim: int, activation: str,
 ) -> LayerPlan | None:  # fmt: skip
-    """The plan for a call on such operands; None where it goes module by module."""
+    """The plan for a call on such operands; None where it goes module by module.
+
+    Args:
+        x: (batch, tokens, hidden).
+        tables: cos and sin, (1 or batch, tokens, head_dim).
+        weights: what `LayerModules.weights` gives, as the biases.
+        biases: of q, k and v, each or None.
+        eps: of both norms, and of those of q and k.
+        head_dim: width of a head.
+        activation: of the MLP, one of ACTIVATIONS.
+    """
     if not is_plain_eager(x, *tables) or not PARAMETERS.issuperset(map(type, (*weights, *biases))):
         return None
     if (
@@ -221,21 +90,20 @@ def plan_for_call(
     if torch.is_grad_enabled() and (tables[0].requires_grad or tables[1].requires_grad):
         return None
     present = [b for b in biases if b is not None]
-    operands, eps = (x, *tables, *weights, *present), [*map(EPS, modules.norms)]
+    operands = x, *tables, *weights, *present
     try:
-        key = *map(METADATA, operands), len(present), *eps, modules.activation
+        key = *map(METADATA, operands), len(present), *eps, head_dim, activation
     except AttributeError:  # a weight that is None
         return None
     if key not in _PLANS:
-        _PLANS[key] = _make_plan(operands, len(present), eps, modules)
+        _PLANS[key] = _make_plan(operands, len(present), eps, head_dim, activation)
     return _PLANS[key]
 
 
 def _make_plan(
-    operands: tuple[Tensor, ...], bias_count: int, eps: list[float], modules: LayerModules
+    operands: tuple[Tensor, ...], bias_count: int, eps: list[float], head_dim: int, activation: str
 ) -> LayerPlan | None:
     """A new plan, where the operands go together and are such as the kernels take."""
-    head_dim = modules.attention.head_dim
     x, cos, sin, _, w_q, w_k, _, _, _, w_gate, w_up, w_down, *_ = operands
     if x.ndim != 3 or not x.numel() or bias_count not in (0, 3) or eps[2:3] != eps[3:]:
         return None
@@ -256,7 +124,7 @@ def _make_plan(
         ((batch, n // head_dim, tokens, head_dim), (tokens * n, head_dim, n, 1))
         for n in (width, key_width, key_width)
     ]
-    mlp = plan_for(x, w_gate, w_up, w_down, modules.activation)
+    mlp = plan_for(x, w_gate, w_up, w_down, activation)
     return LayerPlan(x.shape, heads, eps, mlp)
 
 
@@ -265,8 +133,14 @@ class AttentionInput(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: LayerPlan, x: Tensor, *operands: Any) -> Any:
-        """Of x, the norm's weight, weights and biases of q, k and v, weights of the norms of q and
-        k, cos and sin.
+        """Compute q and k, rotated, and v, and give x as well.
+
+        Args:
+            ctx: of autograd.
+            plan: of the layer.
+            x: the stream, (batch, tokens, hidden).
+            operands: the norm's weight, weights and biases of q, k and v, weights of the norms of q
+                and k, cos and sin; biases and those norms may be None.
         """
         w_norm, w_q, w_k, w_v, b_q, b_k, b_v, n_q, n_k, cos, sin = operands
         normed, _, rstd = rms_norm_fwd(_matrix(x), w_norm, None, plan.eps[0], True)
@@ -274,7 +148,7 @@ class AttentionInput(torch.autograd.Function):
         q, k, v = (y.as_strided(*of) for y, of in zip(results, plan.heads, strict=True))
         of_heads = () if n_q is None else (n_q, n_k)
         if n_q is None:
-            rotated = rope_call(q, k, cos, sin, None, False)
+            rotated = rope_fwd(q, k, cos, sin, None, None)
         else:
             rotated = normed_rope_fwd(q, k, n_q, n_k, cos, sin, plan.eps[2])
         ctx.plan = plan
@@ -288,7 +162,7 @@ class AttentionInput(torch.autograd.Function):
     def backward(
         ctx: Any, dq: Any, dk: Any, dv: Any, ds: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        """Those of x and of all weights and biases that are wanted."""
+        """The gradients of x, weights and biases, each if it is wanted."""
         x, w_norm, w_q, w_k, w_v, cos, sin, *others = saved_operands(ctx)
         plan: LayerPlan = ctx.plan
         wants = ctx.needs_input_grad
@@ -306,7 +180,7 @@ class AttentionInput(torch.autograd.Function):
             )
         else:
             [rstd] = others
-            dq, dk = rope_call(dq, dk, cos, sin, None, True)
+            dq, dk = rope_bwd(dq, dk, cos, sin, None, cos.shape[-1])
         rows = rstd.shape[0]
         upstream = [d.transpose(1, 2).reshape(rows, -1) for d in (dq, dk, dv)]
         normed = None
@@ -331,7 +205,9 @@ class LayerOutput(torch.autograd.Function):
         ctx: Any, plan: LayerPlan, attended: Tensor, stream: Tensor, w_o: Tensor, w_norm: Tensor,
         w_gate: Tensor, w_up: Tensor, w_down: Tensor, training: bool,
     ) -> Tensor:  # fmt: skip
-        """Of attention's result (batch, tokens, heads · head_dim) and the stream before it."""
+        """The stream behind the layer, of attention's result and the stream before it.
+
+        `attended` is (batch, tokens, heads · head_dim), `stream` (batch, tokens, hidden)."""
         training = training and any(ctx.needs_input_grad)
         if plan.mlp.training_not_built and training:
             build_for_training(plan.mlp, "gate_up")
@@ -348,7 +224,7 @@ class LayerOutput(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, dy: Any) -> tuple[Tensor | None, ...]:
-        """Those of attention's result, the stream and all weights that are wanted."""
+        """The gradients of attention's result, the stream and the weights, each if it is wanted."""
         saved, in_place = saved_with_gate_up(ctx)
         attended, w_o, w_norm, w_gate, w_up, w_down, s, rstd, gate_up = saved
         plan: LayerPlan = ctx.plan

@@ -33,14 +33,15 @@ from fusedlib.ops.fused_class import (
     unfuse,
     why_not_linear,
 )
-from fusedlib.patch import modules
+from fusedlib.ops.mlp.activation import ACTIVATIONS, activation_of
+from fusedlib.patch import layers, modules
 
 # Their forward does not call the old one, and relies on what that one takes.
 REWRITTEN = (
     modules.FusedAttention,
     modules.FusedLitGPTAttention,
-    modules.FusedLayer,
-    modules.FusedLitGPTLayer,
+    layers.FusedLayer,
+    layers.FusedLitGPTLayer,
     modules.FusedCausalLM,
 )
 # Of these, Phi-3's leaves what lies in a head behind the cosines, as `fusedlib.rope` does.
@@ -255,8 +256,9 @@ def _mlp(fused: type[modules.FusedMLP]) -> tuple[Part, ...]:
     def refuse(mlp: Any) -> str | None:
         if name := fused._activation:
             act: Any = getattr(mlp, name, None)
-            if modules.activation_of(act) is None:
-                return f"its activation is {full_name(type(act))}, not SiLU or GELU"
+            if activation_of(act) is None:
+                names = ", ".join(ACTIVATIONS)
+                return f"its activation is {full_name(type(act))}, not one of {names}"
             kind = type(act)
             if why := _why_patched(kind.forward, kind.__module__):
                 return why
@@ -369,8 +371,8 @@ TRANSFORMERS = Family(
         "DeepseekV3ForCausalLM": _loss(modules.FusedRoutedCausalLM),
     },
     {
-        "LlamaDecoderLayer": (modules.FusedLayer, "post_attention_layernorm"),
-        "Phi3DecoderLayer": (modules.FusedPhi3Layer, "post_attention_layernorm"),
+        "LlamaDecoderLayer": (layers.FusedLayer, "post_attention_layernorm"),
+        "Phi3DecoderLayer": (layers.FusedPhi3Layer, "post_attention_layernorm"),
     },
     dict.fromkeys(
         (
@@ -426,7 +428,7 @@ LITGPT = Family(
             ),
         ),
     },
-    {"Block": (modules.FusedLitGPTLayer, "norm_2")},
+    {"Block": (layers.FusedLitGPTLayer, "norm_2")},
     dict.fromkeys(("norm_1", "norm_2", "ln_f", "norm_q", "norm_k"), ("rms_norm",))
     | {"attn": ("attention", "rope"), "mlp": ("mlp",)},
 )

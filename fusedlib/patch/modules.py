@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from fusedlib.launch import internals
-from fusedlib.launch.device import has_kernels
 from fusedlib.launch.saved import BROUGHT_BACK
-from fusedlib.ops.arguments import HALF_DTYPES
 from fusedlib.ops.fused_class import (
     BRING_TO_READERS,
     LINEAR_FORWARDS,
@@ -26,12 +24,12 @@ from fusedlib.ops.fused_class import (
     has_global_hooks,
     has_hooks,
     has_value_hooks,
-    package_of,
     plain_weights,
 )
 from fusedlib.ops.linear import function as linear_function
 from fusedlib.ops.loss.function import linear_cross_entropy
-from fusedlib.ops.mlp.function import gated_mlp, gelu_name
+from fusedlib.ops.mlp.activation import activation_of
+from fusedlib.ops.mlp.function import gated_mlp
 from fusedlib.ops.norm.function import rms_norm
 from fusedlib.ops.qkv.function import projections
 from fusedlib.ops.recomputed import recompute_in_backward
@@ -39,7 +37,7 @@ from fusedlib.ops.rope.function import rope
 
 
 class FusedRMSNorm(Fused):
-    """Also adds the residual stream: `norm(x, residual)` gives what is normalised as well."""
+    """RMSNorm that also adds the residual stream: `norm(x, residual)` gives the sum as well."""
 
     _eps, _cast = "variance_epsilon", "hf"
 
@@ -58,7 +56,7 @@ class FusedRMSNorm(Fused):
 
 
 class FusedBareNorm(FusedRMSNorm):
-    """Without a weight, as Llama 4's of q and k and nanochat's."""
+    """RMSNorm without a weight, as Llama 4's of q and k and nanochat's."""
 
     _eps = "eps"
 
@@ -66,7 +64,7 @@ class FusedBareNorm(FusedRMSNorm):
         return None
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
-        """As the others', whose argument has another name."""
+        """weight ⊙ s / √(mean(s²) + eps): the same under the argument's name of these classes."""
         return super().forward(x, residual)
 
 
@@ -77,12 +75,12 @@ class FusedWideNorm(FusedRMSNorm):
 
 
 class FusedLitGPTNorm(FusedWideNorm):
-    """litgpt's likewise."""
+    """litgpt's RMSNorm, which multiplies by the weight in fp32."""
 
     _eps = "eps"
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
-        """As the others', whose argument has another name."""
+        """weight ⊙ s / √(mean(s²) + eps): the same under litgpt's name of the argument."""
         return super().forward(x, residual)
 
 
@@ -91,24 +89,6 @@ class FusedCenteredNorm(FusedLitGPTNorm):
 
     def _weight(self) -> Tensor:
         return 1.0 + self.weight.float()
-
-
-# The activation that the fused MLP has for a module of a package and class.
-ACTIVATION_MODULES = {
-    ("torch", "SiLU"): "silu",
-    ("transformers", "SiLUActivation"): "silu",
-    ("transformers", "GELUActivation"): "gelu",
-    ("transformers", "GELUTanh"): "gelu_tanh",
-    ("transformers", "NewGELUActivation"): "gelu_tanh",
-}
-
-
-def activation_of(module: object) -> str | None:
-    """The activation that a module computes, where the fused MLP has it."""
-    if type(module) is nn.GELU:
-        return gelu_name(module.approximate)
-    cls = type(module)
-    return ACTIVATION_MODULES.get((package_of(cls), cls.__name__))
 
 
 class FusedMLP(Fused):
@@ -127,14 +107,14 @@ class FusedMLP(Fused):
 
     @property
     def activation(self) -> str | None:
-        """Its name in ACTIVATIONS; None where a call of it may be something else."""
+        """The activation's name in ACTIVATIONS; None where a call of it may be something else."""
         module = self._modules.get(self._activation)  # a function may stand there now
         if module is None or "forward" in module.__dict__ or has_hooks(module, BRING_TO_READERS):
             return None
         return activation_of(module)
 
     def weights(self) -> tuple[Any, Tensor] | None:
-        """Those of gate and up, a pair or one above the other, and that of down.
+        """The weights of gate and up, a pair or one above the other, and that of down.
 
         None where a call of the projections is more than what they compute.
         """
@@ -154,7 +134,7 @@ class FusedPhi3MLP(FusedMLP):
     _activation = "activation_fn"
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """As the others', whose argument has another name."""
+        """(act(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ: the same under Phi-3's name of the argument."""
         return super().forward(hidden_states)
 
 
@@ -235,7 +215,7 @@ class FusedAttention(Fused):
         return attended.contiguous(), weights
 
     def _padded_width(self, x: Tensor) -> int | None:
-        """Of heads that torch would pad for its kernels; None for others."""
+        """The width to which heads are padded that torch would pad for its kernels; else None."""
         head_dim: int = self.head_dim
         padded = (
             head_dim % HEAD_MULTIPLE and x.is_cuda and x.element_size() == 2 and self._rotates()
@@ -274,21 +254,21 @@ class FusedAttention(Fused):
 
 
 class FusedMistralAttention(FusedAttention):
-    """Its window stands in the configuration."""
+    """Mistral's attention, whose window stands in the configuration."""
 
     def _windowed(self) -> dict[str, Any]:
         return {"sliding_window": getattr(self.config, "sliding_window", None)}
 
 
 class FusedQwen2Attention(FusedAttention):
-    """Its window is an attribute."""
+    """Qwen2's attention, whose window is an attribute."""
 
     def _windowed(self) -> dict[str, Any]:
         return {"sliding_window": self.sliding_window}
 
 
 class FusedQwen3Attention(FusedQwen2Attention):
-    """With norms of each head of q and k."""
+    """Qwen3's attention, which normalises each head of q and k."""
 
     _norms = True
 
@@ -308,7 +288,7 @@ class FusedSmolLM3Attention(FusedQwen2Attention):
 
 
 class FusedOlmo2Attention(FusedAttention):
-    """With norms of q and k as a whole."""
+    """OLMo 2's attention, which normalises q and k as a whole."""
 
     def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
         q, k, v = super()._projected(x)
@@ -316,7 +296,7 @@ class FusedOlmo2Attention(FusedAttention):
 
 
 class FusedOlmo3Attention(FusedOlmo2Attention, FusedQwen2Attention):
-    """With a window besides."""
+    """OLMo 3's attention, which has a window besides OLMo 2's norms."""
 
 
 class FusedPhi3Attention(FusedMistralAttention):
@@ -358,98 +338,6 @@ def has_fused_forward(module: Any) -> bool:
     """Whether the forward of a module's class is ours: others may derive a class of their own."""
     fused: Any = getattr(module, "_fused", None)
     return fused is not None and type(module).forward is fused.forward
-
-
-def _adds_residual(norm: Any) -> bool:
-    """Whether the norm is still ours: others put adapters, norms or a `forward` in its place."""
-    ours = isinstance(norm, FusedRMSNorm) and has_fused_forward(norm)
-    return ours and "forward" not in vars(norm)
-
-
-def _added_and_normalised(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """The norm of x + residual, and that sum; hooks see what the unpatched norm gets and gives."""
-    if not has_value_hooks(norm):
-        return norm(x, residual)
-    stream = residual + x
-    return norm(stream), stream
-
-
-def _may_run_as_a_whole(x: Tensor) -> bool:
-    """Whether a layer on such an x may be computed as a whole."""
-    return x.dtype in HALF_DTYPES and not torch.compiler.is_compiling() and has_kernels(x.device)
-
-
-@cache
-def _decoder_layer() -> Any:
-    """Imported late, for Triton need not be there."""
-    from fusedlib.patch import decoder_layer
-
-    return decoder_layer
-
-
-class FusedLayer(Fused):
-    """Hugging Face's layer, where attention's output is added inside the norm that follows."""
-
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None, past_key_values: Any = None,
-        use_cache: bool | None = False,
-        position_embeddings: tuple[Tensor, Tensor] | None = None, **kwargs: Any,
-    ) -> Tensor:  # fmt: skip
-        """The residual stream behind this layer."""
-        kwargs |= {"position_ids": position_ids, "use_cache": use_cache}
-        if _may_run_as_a_whole(hidden_states):
-            whole = _decoder_layer().run_layer(
-                self, hidden_states, attention_mask, past_key_values, position_embeddings, kwargs
-            )
-            if whole is not None:
-                return whole
-        kwargs |= {
-            "attention_mask": attention_mask, "past_key_values": past_key_values,
-            "position_embeddings": position_embeddings,
-        }  # fmt: skip
-        if not _adds_residual(self.post_attention_layernorm):
-            return super().forward(hidden_states, **kwargs)
-        normed = self.input_layernorm(hidden_states)
-        attended, _ = self.self_attn(hidden_states=normed, **kwargs)
-        attended = self._dropped(attended, "attn")
-        normed, residual = _added_and_normalised(
-            self.post_attention_layernorm, attended, hidden_states
-        )
-        return residual + self._dropped(self.mlp(normed), "mlp")
-
-    def _dropped(self, x: Tensor, source: str) -> Tensor:
-        """What is left of attention's or the MLP's result: Llama drops nothing."""
-        return x
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what was read of its modules, which a copy has of its own."""
-        state: dict[str, Any] = super().__getstate__()
-        state.pop("_layer_modules", None)
-        return state
-
-
-class FusedPhi3Layer(FusedLayer):
-    """With dropout before both additions."""
-
-    def _dropped(self, x: Tensor, source: str) -> Tensor:
-        return getattr(self, f"resid_{source}_dropout")(x)
-
-
-class FusedLitGPTLayer(Fused):
-    """litgpt's block likewise."""
-
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None,
-        input_pos: Tensor | None = None, input_pos_maxp1: int | None = None,
-    ) -> Tensor:  # fmt: skip
-        """The residual stream behind this block."""
-        if not _adds_residual(self.norm_2):
-            return super().forward(x, cos, sin, mask, input_pos, input_pos_maxp1)
-        attended = self.attn(self.norm_1(x), cos, sin, mask, input_pos, input_pos_maxp1)
-        attended = self.post_attention_norm(attended)
-        normed, residual = _added_and_normalised(self.norm_2, attended, x)
-        return self.post_mlp_norm(self.mlp(normed)) + residual
 
 
 class FusedLinear(Fused):
@@ -496,7 +384,7 @@ def _outputs() -> Any:
 
 
 class FusedCausalLM(Fused):
-    """With labels, in training or where `skip_logits` is True, the loss alone; else as ever."""
+    """A model with a head: with labels, in training or with `skip_logits=True`, the loss alone."""
 
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
@@ -580,7 +468,7 @@ class FusedCausalLM(Fused):
 
 
 class FusedSoftcappedCausalLM(FusedCausalLM):
-    """With bounded logits, as Gemma 2."""
+    """A model with a head whose logits are bounded, as Gemma 2's."""
 
     def _softcap(self) -> float | None:
         softcap: float | None = self.config.final_logit_softcapping
@@ -588,8 +476,9 @@ class FusedSoftcappedCausalLM(FusedCausalLM):
 
 
 class FusedRoutedCausalLM(FusedCausalLM):
-    """With experts whose balance is no part of the loss, as DeepSeek's; newer ones give what their
-    routers compute.
+    """A model with experts whose balance is no part of the loss, as DeepSeek's.
+
+    Newer ones give what their routers compute.
     """
 
     def _output(
@@ -601,7 +490,7 @@ class FusedRoutedCausalLM(FusedCausalLM):
 
 
 class FusedMoeCausalLM(FusedCausalLM):
-    """With experts, whose balance is part of the loss where it is asked for."""
+    """A model with experts, whose balance is part of the loss where it is asked for."""
 
     def forward(  # type: ignore[override]
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
@@ -610,7 +499,7 @@ class FusedMoeCausalLM(FusedCausalLM):
         use_cache: bool | None = None, output_router_logits: bool | None = None,
         logits_to_keep: int | Tensor = 0, **kwargs: Any,
     ) -> Any:  # fmt: skip
-        """As the others', with the experts' logits and their balance where they are asked for."""
+        """transformers' output, with the experts' logits and balance where they are asked for."""
         if output_router_logits is None:
             output_router_logits = self.config.output_router_logits
         return super().forward(
@@ -649,7 +538,7 @@ def _causal_loss(
     num_items_in_batch: Tensor | int | None = None, ignore_index: int = -100,
     shift_labels: Tensor | None = None, **_: Any,
 ) -> Tensor:  # fmt: skip
-    """As transformers' ForCausalLMLoss: token i is to predict label i + 1."""
+    """The loss of transformers' ForCausalLMLoss: token i is to predict label i + 1."""
     if shift_labels is None:
         assert labels is not None
         shift_labels = pad(labels, (0, 1), value=ignore_index)[..., 1:]

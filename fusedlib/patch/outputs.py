@@ -89,9 +89,9 @@ class _LogitsWhenRead(ModelOutput):
 
 @dataclass
 class CausalLMOutput(_LogitsWhenRead, CausalLMOutputWithPast):
-    """That of a model with a head."""
+    """The output of a model with a head."""
 
 
 @dataclass
 class MoeCausalLMOutput(_LogitsWhenRead, MoeCausalLMOutputWithPast):
-    """That of a model with experts."""
+    """The output of a model with experts."""

@@ -84,25 +84,26 @@ def warm_up(
     from triton.errors import TritonError
 
     from fusedlib.ops.mlp import tiles
-    from fusedlib.ops.mlp.prebuild import NeededBinary, layer_binaries
+    from fusedlib.ops.mlp.prebuild import device_index, layer_binaries
 
-    needed: dict[Hashable, tuple[str, NeededBinary]] = {}
+    needed: dict[Hashable, tuple[str, int, Any]] = {}
     for problem in layers:
         listed = layer_binaries(problem, lengths)
         dtype = str(problem.dtype).removeprefix("torch.")
         sizes = f"{problem.activation}, {problem.hidden}·{problem.inner}, {dtype}"
-        needed |= {key: (f"{each.name} ({sizes})", each) for key, each in listed.items()}
-    for _, each in needed.values():
-        each.launch.build_ahead(*each.matrices)
-    for _, each in _with_bar(needed.values(), progress):
+        device = device_index(problem)
+        needed |= {key: (f"{each.name} ({sizes})", device, each) for key, each in listed.items()}
+    for _, device, each in needed.values():
+        each.launch.build_ahead(device, *each.matrices)
+    for _, device, each in _with_bar(needed.values(), progress):
         try:
-            each.launch.build(*each.matrices)
+            each.launch.build(device, *each.matrices)
         except TritonError as error:
             if tiles.hopper is None or not each.launch.config.stages:  # warps have no roles
                 raise
             tiles.disable_hopper_kernels(error)
             return warm_up(module, wanted or None, tokens=tokens, progress=progress)
-    return WarmUpReport(tuple(name for name, _ in needed.values()), time.perf_counter() - began)
+    return WarmUpReport(tuple(name for name, *_ in needed.values()), time.perf_counter() - began)
 
 
 def _why_nothing(weights: list[Any]) -> str:
@@ -124,7 +125,7 @@ def _fused_mlps(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _problem(activation: str, w_down: Tensor, dtype: torch.dtype) -> MLPProblem:
-    """That of an MLP at any number of tokens."""
+    """The problem of an MLP at any number of tokens."""
     device, (hidden, inner) = torch.device("cuda", w_down.device.index or 0), w_down.shape
     return MLPProblem(device, dtype, "ieee", 0, hidden, inner, activation=activation)
 

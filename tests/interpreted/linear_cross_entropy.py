@@ -67,7 +67,7 @@ def test_operators_are_registered_as_torch_wants_them():
         operands = *leaves.values(), target, torch.rand(checks.VOCABULARY)
         total = torch.tensor(7.0)
         torch.library.opcheck(
-            ops.linear_cross_entropy, (*operands, None, total, *settings, [True, True, True]),
+            ops.linear_cross_entropy, (*operands, None, total, [True, True, True], *settings),
             test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
         )  # fmt: skip
         torch.library.opcheck(
@@ -198,7 +198,7 @@ def test_the_launcher_refuses_what_does_not_fit():
 
     def call(logits=logits[:, :5], target=target, weights=None, by=None, losses=losses, hits=None):
         kernels.cross_entropy_rows(
-            logits, target, weights, by, one, losses, hits, -100, 0.0, 0.0, 0.0, gradient=False
+            logits, target, weights, by, one, losses, hits, kernels.Settings(), gradient=False
         )
 
     call()

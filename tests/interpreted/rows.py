@@ -105,17 +105,6 @@ def test_a_position_outside_the_table_gives_nan_there_alone():
 MANY = 9_000_000  # more blocks of 128 than a grid has programs along y and z
 
 
-class Grids:
-    """Stands for a kernel: it starts nothing and notes the grid."""
-
-    def __init__(self, grids):
-        self.grids = grids
-
-    def __getitem__(self, grid):
-        self.grids.append((*grid, 1, 1)[:3])
-        return lambda *operands, **constants: None
-
-
 def meta(*shape, dtype=torch.float32):
     return torch.empty(shape, dtype=dtype, device="meta")
 
@@ -128,32 +117,34 @@ def norms(*shape):
 
 def rotations(batch, heads, tokens, head_dim):
     cos = meta(1, tokens, head_dim)
-    rope_kernels.rope_call(*[meta(batch, heads, tokens, head_dim)] * 2, cos, cos, None, False)
+    rope_kernels.rope_fwd(*[meta(batch, heads, tokens, head_dim)] * 2, cos, cos, None, None)
 
 
 def losses(rows, vocabulary):
     logits = meta(rows, loss_kernels.row_stride(vocabulary, 4))[:, :vocabulary]
     target, one = meta(rows, dtype=torch.int64), meta()
     operands = logits, target, None, None, one, meta(rows), None
-    loss_kernels.cross_entropy_rows(*operands, -100, 0, 0, 0, gradient=True)
+    loss_kernels.cross_entropy_rows(*operands, loss_kernels.Settings(), gradient=True)
     loss_kernels.fill_scaled(logits, logits, one)
 
 
 def mlps(tokens, hidden, inner):
-    gate_up, device = meta(tokens, 2 * inner), torch.device("cpu")
-    swiglu.bwd_launch(gate_up, inner, (False, True, True, False))
-    swiglu.bwd_launch(meta(tokens, hidden), inner, (True, True, True, False))
+    device = torch.device("cpu")
+    for product in (False, True):
+        variant = swiglu.Variant(product, True, True, False)
+        swiglu.bwd_launch(device, tokens, hidden, inner, variant)
     few_tokens.down_launch(device, tokens, hidden, inner)
     few_tokens.gradients_launch((True, True, True), device, tokens, hidden, inner)
 
 
 def split_factors(rows, columns):
     for by_columns in (False, True):
-        parts.FactorSplitter(meta(rows, columns), by_columns)(meta(rows, columns))
+        source = meta(rows, columns)
+        parts.FactorSplitter(source.device, source, by_columns)(source)
 
 
 def split_products(m, n, k):
-    split_product._launch(meta(m, k), (m, n, k, 1024), (False, False))
+    split_product._launch(torch.device("meta"), (m, n, k, 1024), (False, False))
 
 
 @pytest.mark.parametrize(
@@ -177,8 +168,6 @@ def test_no_grid_is_larger_than_cuda_starts(monkeypatch, launcher, sizes):
 
     monkeypatch.setattr(Launch, "__init__", noted)
     monkeypatch.setattr(Launch, "__call__", lambda self, *matrices: None)
-    for name in ("_cross_entropy_kernel", "_scaled_kernel"):
-        monkeypatch.setattr(loss_kernels, name, Grids(grids))
     launcher(*sizes)
     assert grids
     for programs in grids:
@@ -262,13 +251,13 @@ def test_watched_calls_go_by_the_registered_operators():
     with Called() as called:
         watched = rms_norm(own[0], own[2], residual=own[1])
         found = grad(watched, own, tuple(upstream.values()))
-    assert called.names[0] == "rms_norm" and called.names.count("rms_norm_backward") == 1
+    assert called.names[0] == "rms_norm_forward" and called.names.count("rms_norm_backward") == 1
     assert checks.same(found, grad(direct, own, tuple(upstream.values())))
     heads, _, cos, sin = checks.small_rope("cpu")
     with Called() as called:
         turned = rope(*(t.requires_grad_() for t in heads.values()), cos, sin)
         turned[1].sum().backward()
-    assert called.names.count("rope") == called.names.count("rope_backward") == 1
+    assert called.names.count("rope_forward") == called.names.count("rope_backward") == 1
 
 
 def test_a_second_derivative_raises():
@@ -303,18 +292,19 @@ def test_opcheck_rms_norm(residual, weighted):
     torch.library.opcheck(norm_kernels.rms_norm_operator, (*operands, 1e-6, True))
     of_weight = None if weight is None else weight.detach()
     saved = upstream["y"], upstream.get("s"), x.detach(), of_weight, torch.rand(21)
-    torch.library.opcheck(norm_kernels._backward_operator, (*saved, True, residual and weighted))
+    torch.library.opcheck(norm_kernels._backward, (*saved, True, residual and weighted))
 
 
 def test_opcheck_rope():
     leaves, upstream, cos, sin = checks.small_rope("cpu", 6)
     operands = [t.requires_grad_() for t in leaves.values()]
-    torch.library.opcheck(rope_kernels.rope_operator, (*operands, cos, sin, None))
+    torch.library.opcheck(rope_kernels.rope_operator, (*operands, cos, sin, None, None))
     at = torch.arange(19)
-    torch.library.opcheck(rope_kernels.rope_operator, (*operands, cos[0], sin[0], at))
+    wide = leaves["q"].shape[-1] + 2
+    torch.library.opcheck(rope_kernels.rope_operator, (*operands, cos[0], sin[0], at, wide))
     dq, dk = upstream.values()
     for given in ((dq, dk), (None, dk), (dq, None)):
-        torch.library.opcheck(rope_kernels._backward_operator, (*given, cos, sin, None))
+        torch.library.opcheck(rope_kernels._backward, (*given, cos, sin, None, dq.shape[-1]))
 
 
 def test_float64_runs_plain_pytorch(started):

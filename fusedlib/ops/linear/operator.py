@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fusedlib.launch.first_order import is_transformed_gradient, outside_autocast
-from fusedlib.launch.operator import DirectFunction, operator
+from fusedlib.launch.operator import DirectFunction, differentiable
 from fusedlib.launch.saved import save_operands, saved_operands
 from fusedlib.ops.linear import split
 from fusedlib.ops.linear.route import fp32_precision, splits_product
@@ -50,14 +50,7 @@ def run_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y.resize_(*x.shape[:-1], outputs)
 
 
-@operator("linear")
-def linear_operator(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`run_linear` as a registered operator, for torch.compile and dispatch modes."""
-    return run_linear(x, weight, bias)
-
-
-@torch.library.register_fake(linear_operator)
-def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
@@ -94,7 +87,7 @@ def _products(
     return d_x, d_weight, rows.sum(0) if wants_bias else None
 
 
-torch.library.register_autograd(linear_operator, _gradients, setup_context=_set_up)
+linear_operator = differentiable("linear", run_linear, _shape, _set_up, _gradients)
 
 
 class JoinedLinearFunction(DirectFunction):
@@ -112,7 +105,7 @@ class JoinedLinearFunction(DirectFunction):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """As for one layer."""
+        """Keep x where a weight wants a gradient, and the weights where x wants one."""
         x, *operands = inputs
         weights = operands[: len(operands) // 2]
         wants_x, wants_weights, *_ = ctx.needs_input_grad
@@ -134,7 +127,7 @@ class JoinedLinearFunction(DirectFunction):
 
 
 class LinearFunction(DirectFunction):
-    """As `run_linear`, without the dispatcher."""
+    """y of x, weight and bias, computed without torch's dispatcher."""
 
     forward = staticmethod(run_linear)
     setup_context = staticmethod(_set_up)

@@ -150,8 +150,7 @@ def _loss_and_accuracy(
         if reduction != "none" and not (enabled and weights is not None and weights.requires_grad):
             loss, hits, *_ = ops.linear_cross_entropy(
                 matrix, weight, bias, labels, by_class, weights,
-                total() if reduction == "mean" else None, *settings, memory,
-                wants_accuracy, wants,
+                total() if reduction == "mean" else None, wants, *settings, memory, wants_accuracy,
             )  # fmt: skip
             return loss, hits.sum() / valid.sum() if wants_accuracy else hits
         losses, hits = ops.linear_cross_entropy_by_token(

@@ -57,6 +57,7 @@ scalar is not a power of two. In fp16 d_logits of a mean carry n/Σw, n the numb
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -64,8 +65,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fusedlib.launch.config import Config
 from fusedlib.launch.device import architecture
-from fusedlib.launch.launch import cdiv, current_device
+from fusedlib.launch.launch import Launch, cdiv, launch_for
 from fusedlib.ops.arguments import KERNEL_DTYPES
 from fusedlib.ops.linear import split
 from fusedlib.ops.linear.route import splits_product
@@ -250,6 +252,26 @@ def chunk_rows(tokens: int, vocabulary: int, itemsize: int, budget: int) -> int:
     return ((tokens + chunks - 1) // chunks + unit - 1) // unit * unit
 
 
+class Settings(NamedTuple):
+    """Numbers that decide what a loss is, and how it is computed.
+
+    Attributes:
+        ignore_index: the target whose row has no loss and no gradient.
+        label_smoothing: ε, from 0 to 1.
+        z_loss: ζ.
+        softcap: κ, or 0 for none.
+        memory: the budget of `plan`, bytes, LEAST or BALANCED.
+        wants_hits: whether hits are computed.
+    """
+
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    softcap: float = 0.0
+    memory: int = BALANCED
+    wants_hits: bool = False
+
+
 class Plan(NamedTuple):
     """How many tokens a chunk has, what d_W is summed in, and what that takes.
 
@@ -312,8 +334,7 @@ def plan(tokens: int, weight: Tensor, wants_weight: bool = True, memory: int = B
 
 def cross_entropy_rows(
     logits: Tensor, target: Tensor, token_weights: Tensor | None, class_weights: Tensor | None,
-    scale: Tensor, losses: Tensor, hits: Tensor | None,
-    ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, *, gradient: bool,
+    scale: Tensor, losses: Tensor, hits: Tensor | None, settings: Settings, *, gradient: bool,
 ) -> None:  # fmt: skip
     """Fill the rows' losses and hits, and where `gradient` is set write d_logits over the logits.
 
@@ -325,10 +346,7 @@ def cross_entropy_rows(
         scale: a scalar tensor, fp32: what d_logits are multiplied by.
         losses: (rows,), fp32.
         hits: (rows,), fp32, or None where they are not wanted.
-        ignore_index: the target whose row has no loss and no gradient.
-        label_smoothing: ε, from 0 to 1.
-        z_loss: ζ.
-        softcap: κ, or 0 for none.
+        settings: of the loss.
         gradient: whether d_logits are wanted.
 
     Raises:
@@ -356,30 +374,38 @@ def cross_entropy_rows(
             )
     if rows == 0:
         return
-    arch = architecture(logits.device) if logits.is_cuda else 0
-    more = softcap != 0 or class_weights is not None or hits is not None
-    block, warps = block_and_warps(stride, logits.itemsize, arch, more)
-    with current_device(logits):
-        _cross_entropy_kernel[(rows,)](
-            logits, target, losses if token_weights is None else token_weights,
-            losses if class_weights is None else class_weights, scale, losses,
-            losses if hits is None else hits, vocabulary, stride, ignore_index,
-            float(label_smoothing), float(z_loss), float(softcap),
-            GRADIENT=gradient, WEIGHTED=token_weights is not None,
-            BY_CLASS=class_weights is not None, SMOOTHED=label_smoothing != 0, CAPPED=softcap != 0,
-            COUNTED=hits is not None, BLOCK=block, num_warps=warps,
-        )  # fmt: skip
+    numbers = settings.ignore_index, *map(float, settings[1:4])
+    constants = {
+        "GRADIENT": gradient, "WEIGHTED": token_weights is not None,
+        "BY_CLASS": class_weights is not None, "SMOOTHED": settings.label_smoothing != 0,
+        "CAPPED": settings.softcap != 0, "COUNTED": hits is not None,
+    }  # fmt: skip
+
+    def make() -> Launch:
+        arch = architecture(logits.device) if logits.is_cuda else 0
+        more = constants["CAPPED"] or constants["BY_CLASS"] or constants["COUNTED"]
+        block, warps = block_and_warps(stride, logits.itemsize, arch, more)
+        scalars, cut = (vocabulary, stride, *numbers), {"BLOCK": block}
+        config, programs = Config(num_warps=warps), (rows, 1, 1)
+        return Launch(_cross_entropy_kernel, config, programs, (), scalars, constants | cut)
+
+    # What it does not read, it is given the losses for.
+    by_token = losses if token_weights is None else token_weights
+    by_class, hit = (losses if given is None else given for given in (class_weights, hits))
+    matrices = logits, target, by_token, by_class, scale, losses, hit
+    key = "loss", rows, vocabulary, *numbers, *constants.values(), logits.dtype, logits.device
+    launch_for(key, make, *matrices)(*matrices)
 
 
 def fill_scaled(source: Tensor, result: Tensor, factor: Tensor) -> Tensor:
     """Compute factor · source into `result`, contiguous both, which may be the source itself."""
     count = source.numel()
     if count:
-        with current_device(source):
-            _scaled_kernel[(cdiv(count, SCALED_BLOCK),)](
-                source, result, factor, count, IN_PLACE=result is source, BLOCK=SCALED_BLOCK,
-                num_warps=SCALED_WARPS,
-            )  # fmt: skip
+        constants = {"IN_PLACE": result is source, "BLOCK": SCALED_BLOCK}
+        config, programs = Config(num_warps=SCALED_WARPS), (cdiv(count, SCALED_BLOCK), 1, 1)
+        make = partial(Launch, _scaled_kernel, config, programs, (), (count,), constants)
+        key = "scaled", count, result is source, source.dtype, result.dtype, source.device
+        launch_for(key, make, source, result, factor)(source, result, factor)
     return result
 
 
@@ -414,19 +440,23 @@ def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype)
 def losses_and_gradients(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
     token_weights: Tensor | None, class_weights: Tensor | None, scale: Tensor,
-    ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, memory: int,
-    wants: tuple[bool, ...], wants_hits: bool,
+    wants: tuple[bool, ...], settings: Settings,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Losses and, if wanted, hits (tokens,), d_hidden, d_W and d_b; gradients times `scale`."""
+    """Losses and hits (tokens,), d_hidden, d_W and d_b, each but the first if it is wanted.
+
+    The gradients are multiplied by `scale`; which of the three are wanted is in `wants`.
+    """
     (tokens, _), vocabulary, dtype = hidden.shape, weight.shape[0], hidden.dtype
     wants_hidden, wants_weight, wants_bias = wants
-    rows, sums, _ = plan(tokens, weight, wants_weight, memory)
+    if target.data_ptr() % 16:  # as labels without the first: a copy costs less than Triton's start
+        target = target.clone()
+    rows, sums, _ = plan(tokens, weight, wants_weight, settings.memory)
     stride = row_stride(vocabulary, dtype.itemsize)
     # A split product makes its own result, which serves where rows need no padding.
     padded = stride != vocabulary or not _is_faster_split(hidden[:rows], weight.t())
     buffer = hidden.new_empty(rows if padded else 0, stride)
     losses = hidden.new_empty(tokens, dtype=torch.float32)
-    hits = torch.empty_like(losses) if wants_hits else None
+    hits = torch.empty_like(losses) if settings.wants_hits else None
     d_hidden = hidden.new_empty(hidden.shape) if wants_hidden else None
     no_sum = weight.new_zeros(weight.shape, dtype=sums) if wants_weight and not tokens else None
     d_weight: Tensor | None = no_sum
@@ -438,8 +468,8 @@ def losses_and_gradients(
         out = buffer[: h.shape[0], :vocabulary] if padded else None
         logits = _product(h, weight.t(), out, bias)
         cross_entropy_rows(
-            logits, target[part], weights, class_weights, scale, losses[part], hit, ignore_index,
-            label_smoothing, z_loss, softcap, gradient=any(wants),
+            logits, target[part], weights, class_weights, scale, losses[part], hit, settings,
+            gradient=any(wants),
         )  # fmt: skip
         if d_hidden is not None:
             _product(logits, weight, out=d_hidden[part])

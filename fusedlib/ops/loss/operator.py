@@ -16,40 +16,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib.launch.first_order import refuses_transforms
+from fusedlib.launch.first_order import first_order
 from fusedlib.launch.internals import (
     assert_async,
     dispatch_mode_count,
     retains_graph,
     saved_tensor_hooks,
 )
-from fusedlib.launch.operator import operator
+from fusedlib.launch.operator import differentiable, operator
 from fusedlib.launch.saved import save_operands, saved_operands
-from fusedlib.ops.loss.kernels import fill_scaled, losses_and_gradients, plan
+from fusedlib.ops.loss.kernels import Settings, fill_scaled, losses_and_gradients, plan
 
 
 def _check_targets(target: Tensor, valid: Tensor, vocabulary: int) -> None:
-    """As torch's own loss: an error of the device, without waiting for it."""
+    """Raise on the device, as torch's own loss does, where a target is no class; nobody waits."""
     assert_async(
         (((target >= 0) & (target < vocabulary)) | ~valid).all(),
         f"a target is neither in [0, {vocabulary}) nor ignore_index",
     )
 
 
-@operator("linear_cross_entropy")
-def linear_cross_entropy(
+def _forward(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
     class_weights: Tensor | None, token_weights: Tensor | None, total: Tensor | None,
-    ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, memory: int,
-    wants_hits: bool, wants: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    wants: list[bool], settings: Settings,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """The sum of the losses, over `total` if there is one, its gradients, and their factor.
 
     Returns:
-        loss, fp32; hits (tokens,); a scalar, d_hidden, d_W and d_b, whose product with it is the
-        gradient. What is not in `wants` (of hidden, weight, bias), or not wanted, is empty.
+        loss, fp32; hits (tokens,), if wanted; a scalar, and d_hidden, d_W and d_b, each if it is in
+        `wants` (of hidden, weight, bias), whose product with the scalar is the gradient.
     """
-    valid = target != ignore_index
+    valid = target != settings.ignore_index
     _check_targets(target, valid, weight.shape[0])
     factor = scale = torch.ones((), dtype=torch.float32, device=hidden.device)
     if total is not None:
@@ -58,70 +56,59 @@ def linear_cross_entropy(
             count = valid.sum(dtype=torch.float32)
             scale, factor = count / total, count.clamp_min(1).reciprocal()
     losses, hits, *gradients = losses_and_gradients(
-        hidden, weight, bias, target, token_weights, class_weights, scale, ignore_index,
-        label_smoothing, z_loss, softcap, memory, tuple(wants), wants_hits,
-    )  # fmt: skip
-    d_hidden, d_weight, d_bias = (hidden.new_empty(0) if d is None else d for d in gradients)
-    hits = losses.new_empty(0) if hits is None else hits
+        hidden, weight, bias, target, token_weights, class_weights, scale, tuple(wants), settings
+    )
     loss = losses.sum() if total is None else losses.sum() / total
+    d_hidden, d_weight, d_bias = gradients
     return loss, hits, factor.clone(), d_hidden, d_weight, d_bias
 
 
-@operator("linear_cross_entropy_by_token")
-def linear_cross_entropy_by_token(
+def _forward_by_token(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
-    class_weights: Tensor | None, ignore_index: int, label_smoothing: float, z_loss: float,
-    softcap: float, memory: int, wants_hits: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Losses and hits (tokens,), fp32; `memory` is `plan`'s, as of the operator above."""
-    _check_targets(target, target != ignore_index, weight.shape[0])
+    class_weights: Tensor | None, settings: Settings,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Losses and, if wanted, hits (tokens,), fp32."""
+    _check_targets(target, target != settings.ignore_index, weight.shape[0])
     one = torch.ones((), dtype=torch.float32, device=hidden.device)
-    no_gradients = False, False, False
+    nothing = False, False, False
     losses, hits, *_ = losses_and_gradients(
-        hidden, weight, bias, target, None, class_weights, one, ignore_index, label_smoothing,
-        z_loss, softcap, memory, no_gradients, wants_hits,
-    )  # fmt: skip
-    return losses, losses.new_empty(0) if hits is None else hits
+        hidden, weight, bias, target, None, class_weights, one, nothing, settings
+    )
+    return losses, hits
 
 
-@operator("scaled", last=True)
-def scaled(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The source, contiguous, times a scalar of fp32, rounded to `dtype`. It has no gradient."""
+def _scaled(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The source, contiguous, times a scalar of fp32, rounded to `dtype`."""
     return fill_scaled(source, source.new_empty(source.shape, dtype=dtype), factor)
 
 
-@torch.library.register_fake(linear_cross_entropy)
-def _(
+def _shapes(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
     class_weights: Tensor | None, token_weights: Tensor | None, total: Tensor | None,
-    ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, memory: int,
-    wants_hits: bool, wants: list[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    wants: list[bool], settings: Settings,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     sums = torch.float32
     if wants[1] and weight.dtype == torch.bfloat16:  # else nobody asks how many tokens there are
-        sums = plan(hidden.shape[0], weight, memory=memory).sums
+        sums = plan(hidden.shape[0], weight, memory=settings.memory).sums
     shapes = (hidden.shape, hidden.dtype), (weight.shape, sums), (weight.shape[:1], torch.float32)
-    d_hidden, d_weight, d_bias = (
-        hidden.new_empty(shape, dtype=dtype) if want else hidden.new_empty(0)
+    gradients = (
+        hidden.new_empty(shape, dtype=dtype) if want else None
         for (shape, dtype), want in zip(shapes, wants, strict=True)
     )
     one = hidden.new_empty((), dtype=torch.float32)
-    hits = one.new_empty(hidden.shape[0] if wants_hits else 0)
-    return one, hits, torch.empty_like(one), d_hidden, d_weight, d_bias
+    hits = one.new_empty(hidden.shape[0]) if settings.wants_hits else None
+    return one, hits, torch.empty_like(one), *gradients
 
 
-@torch.library.register_fake(linear_cross_entropy_by_token)
-def _(
+def _shapes_by_token(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
-    class_weights: Tensor | None, ignore_index: int, label_smoothing: float, z_loss: float,
-    softcap: float, memory: int, wants_hits: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    class_weights: Tensor | None, settings: Settings,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     losses = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
-    return losses, losses.new_empty(hidden.shape[0] if wants_hits else 0)
+    return losses, torch.empty_like(losses) if settings.wants_hits else None
 
 
-@torch.library.register_fake(scaled)
-def _(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+def _shape_of_scaled(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     return source.new_empty(source.shape, dtype=dtype)
 
 
@@ -129,19 +116,13 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> No
     ctx.set_materialize_grads(False)
     ctx.dtype = inputs[0].dtype
     ctx.owns_gradients = saved_tensor_hooks(False) is None
-    ctx.mark_non_differentiable(output[1])
+    ctx.mark_non_differentiable(output[1])  # by the others a graph leads to all operands
     ctx.save_for_backward(*output[2:])
 
 
-@refuses_transforms
-def _gradients(
-    ctx: Any, upstream: Tensor | None, _: Any, *others: Tensor | None
-) -> tuple[Any, ...]:
+@first_order
+def _gradients(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Any, ...]:
     """The gradients of hidden, weight and bias."""
-    if any(other is not None for other in others):
-        raise RuntimeError(
-            "the fused linear_cross_entropy has no second derivative; differentiate float64"
-        )
     if upstream is None:
         return (None,) * len(ctx.needs_input_grad)
     factor, *unscaled = ctx.saved_tensors
@@ -156,7 +137,6 @@ def _gradients(
 def _scaled_gradient(ctx: Any, unscaled: Tensor, factor: Tensor) -> Tensor:
     """factor · kept in the inputs' dtype, over what was kept if it may be."""
     watched = type(unscaled) is not Tensor or dispatch_mode_count()
-    watched = watched or torch.is_grad_enabled()  # somebody may differentiate the result again
     if watched or not ctx.owns_gradients or unscaled.dtype != ctx.dtype or retains_graph():
         return scaled(unscaled, factor, ctx.dtype)
     unscaled = unscaled.detach()
@@ -166,15 +146,15 @@ def _scaled_gradient(ctx: Any, unscaled: Tensor, factor: Tensor) -> Tensor:
 def _set_up_by_token(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.mark_non_differentiable(output[1])
     save_operands(ctx, inputs[:5])
-    ctx.settings = inputs[5:-1]
+    ctx.settings = Settings(*inputs[5:])._replace(wants_hits=False)
 
 
-@refuses_transforms
+@first_order
 def _gradients_by_token(ctx: Any, upstream: Tensor, _: None) -> tuple[Any, ...]:
     operands = saved_operands(ctx)
     wants = list(ctx.needs_input_grad[:3])
     _, _, factor, *gradients = linear_cross_entropy(
-        *operands, upstream.contiguous(), None, *ctx.settings, False, wants
+        *operands, upstream.contiguous(), None, wants, *ctx.settings
     )
     dtype = operands[0].dtype  # the factor is 1: d_W and d_b may have to be rounded yet
     finished = [
@@ -184,7 +164,11 @@ def _gradients_by_token(ctx: Any, upstream: Tensor, _: None) -> tuple[Any, ...]:
     return *finished, *(None,) * (len(ctx.needs_input_grad) - 3)
 
 
-torch.library.register_autograd(linear_cross_entropy, _gradients, setup_context=_set_up)
-torch.library.register_autograd(
-    linear_cross_entropy_by_token, _gradients_by_token, setup_context=_set_up_by_token
+scaled = operator("scaled", _scaled, _shape_of_scaled)
+linear_cross_entropy = differentiable(
+    "linear_cross_entropy", _forward, _shapes, _set_up, _gradients
 )
+linear_cross_entropy_by_token = differentiable(
+    "linear_cross_entropy_by_token", _forward_by_token, _shapes_by_token, _set_up_by_token,
+    _gradients_by_token,
+)  # fmt: skip

@@ -1,46 +1,55 @@
-# ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
-"""The activations of a gated MLP in its kernels: the one place where their formulas stand.
+"""The activations of a gated MLP: names, plain PyTorch, and the modules that compute them.
 
-    act(g) = g s(g)        act'(g) = s + g s'(g)
-
-| name      | s                        | s'           |
-|-----------|--------------------------|--------------|
-| silu      | σ(g)                     | s (1 − s)    |
-| gelu_tanh | σ(z), z = g (a + b g²)   | s (1 − s) z' |
-| gelu      | Φ(g) = ½ (1 + erf(g/√2)) | φ(g)         |
-
-a = 2 √(2/π), b = 0.044715 a: σ(z) = ½ (1 + tanh(z/2)). Φ and φ are the normal distribution's.
-`fusedlib.ops.mlp.problem.ACTIVATIONS` has the same in plain PyTorch. A new one is an entry
-there and a branch here.
+Their formulas for kernels are in `fusedlib.ops.mlp.activation_kernels`. This imports no Triton.
 """
 
-import triton
-import triton.language as tl
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.functional import gelu, silu
 
 
-@triton.jit
-def activate(gate, sigmoid: tl.constexpr, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """act(gate) and s of fp32 numbers; `sigmoid` is a function of the kernel's language."""
-    if ACTIVATION == "gelu":
-        s = 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
-    elif ACTIVATION == "gelu_tanh":
-        s = sigmoid(gate * (1.5957691216057308 + 0.07135481627260025 * (gate * gate)))
-    else:
-        tl.static_assert(ACTIVATION == "silu", "an activation that the kernels do not know")
-        s = sigmoid(gate)
-    return gate * s, s
+class Activation(NamedTuple):
+    """An activation that the kernels have.
+
+    Attributes:
+        compute: act(gate) in plain PyTorch.
+        modules: that compute it, by package and class: `apply_to` fuses an MLP with one of them.
+    """
+
+    compute: Callable[[Tensor], Tensor]
+    modules: tuple[tuple[str, str], ...] = ()
 
 
-@triton.jit
-def slope(gate, activated, s, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """act'(gate), of what `activate` gave."""
-    if ACTIVATION == "gelu":
-        result = s + gate * (0.3989422804014327 * tl.exp(-0.5 * gate * gate))
-    elif ACTIVATION == "gelu_tanh":
-        # From |gate| = 16 on s is 0 or 1, whatever z' is, which must not overflow.
-        inner = 1.5957691216057308 + 0.21406444881780074 * tl.minimum(gate * gate, 256.0)
-        result = s + activated * (1 - s) * inner
-    else:
-        tl.static_assert(ACTIVATION == "silu", "an activation that the kernels do not know")
-        result = s + activated * (1 - s)
-    return result
+ACTIVATIONS = {
+    "silu": Activation(silu, (("torch", "SiLU"), ("transformers", "SiLUActivation"))),
+    "gelu": Activation(gelu, (("transformers", "GELUActivation"),)),
+    "gelu_tanh": Activation(
+        partial(gelu, approximate="tanh"),
+        (("transformers", "GELUTanh"), ("transformers", "NewGELUActivation")),
+    ),
+}
+_OF_MODULES = {module: name for name, act in ACTIVATIONS.items() for module in act.modules}
+
+
+def gelu_name(approximate: str) -> str:
+    """The name in ACTIVATIONS of torch's gelu with that `approximate`.
+
+    Raises:
+        ValueError: neither "tanh" nor "none".
+    """
+    if approximate not in ("tanh", "none"):
+        raise ValueError(f"approximate must be one of tanh, none, got {approximate!r}")
+    return "gelu_tanh" if approximate == "tanh" else "gelu"
+
+
+def activation_of(module: object) -> str | None:
+    """The name in ACTIVATIONS of what a module computes, or None."""
+    if type(module) is nn.GELU:
+        return gelu_name(module.approximate)
+    cls = type(module)
+    return _OF_MODULES.get((cls.__module__.partition(".")[0], cls.__name__))

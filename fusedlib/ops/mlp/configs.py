@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
+import torch
 
 from fusedlib.launch.config import Config
 from fusedlib.launch.device import architecture
@@ -121,16 +121,17 @@ def one_wave_lengths(direction: str, arch: int, inner: int) -> list[int]:
     return sorted(end for end in ends if FEW_TOKENS < end <= max(most))
 
 
-def choose_config(direction: str, like: Tensor, inner: int) -> Config:
+def choose_config(
+    direction: str, device: torch.device, tokens: int, hidden: int, inner: int
+) -> Config:
     """The configuration of a kernel that multiplies x or dy (tokens, hidden): "forward" is gate and
     up, "backward" dy Wd.
     """
-    if not like.is_cuda:
+    if device.type != "cuda":
         return INTERPRETER
-    tokens, hidden = like.shape
     if hidden % ALIGNMENT or inner % ALIGNMENT:
         return UNALIGNED
-    arch = architecture(like.device)
+    arch = architecture(device)
     if tokens <= FEW_TOKENS:
         return smallest_config(few_tokens_configs(direction, arch), tokens, inner)
     if tokens <= max(one_wave_lengths(direction, arch, inner), default=0):

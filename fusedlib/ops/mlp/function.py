@@ -39,7 +39,7 @@ from fusedlib.ops.call_context import (
 )
 from fusedlib.ops.linear import route as linear_route
 from fusedlib.ops.mlp import plan_cache, route
-from fusedlib.ops.mlp.problem import ACTIVATIONS
+from fusedlib.ops.mlp.activation import ACTIVATIONS, gelu_name
 
 SAVES = ("gate_up", "input")
 GateUp = Tensor | tuple[Tensor, Tensor] | list[Tensor]
@@ -112,17 +112,6 @@ def geglu_mlp(
         ValueError: an unknown `approximate`, and what `swiglu_mlp` refuses.
     """
     return gated_mlp(gelu_name(approximate), save, x, w_gate_up, w_down)
-
-
-def gelu_name(approximate: str) -> str:
-    """The name in ACTIVATIONS of torch's gelu with that `approximate`.
-
-    Raises:
-        ValueError: neither "tanh" nor "none".
-    """
-    if approximate not in ("tanh", "none"):
-        raise ValueError(f"approximate must be one of tanh, none, got {approximate!r}")
-    return "gelu_tanh" if approximate == "tanh" else "gelu"
 
 
 def gated_mlp(activation: str, save: str, x: Tensor, w_gate_up: GateUp, *w_down: Tensor) -> Tensor:
@@ -211,7 +200,7 @@ def _run(
     activation: str, save: str, x: Tensor, w_gate: Tensor, w_up: Tensor | None,
     w_down: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """By the kernels, directly or as an operator, or in plain PyTorch."""
+    """Compute the MLP of valid operands: by kernels, an operator or plain PyTorch."""
     operands: Any = x, w_gate, w_up, w_down
     if route.runs_kernels(x, w_gate, w_up):
         if is_plain_eager(*present(*operands)):
@@ -270,7 +259,7 @@ def _plain_pytorch(
         gate, up = linear(x, w_gate).chunk(2, dim=-1)
     else:
         gate, up = linear(x, w_gate), linear(x, w_up)
-    h = ACTIVATIONS[activation](gate) * up
+    h = ACTIVATIONS[activation].compute(gate) * up
     return h if w_down is None else linear(h, w_down)
 
 

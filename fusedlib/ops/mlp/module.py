@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from fusedlib.ops.arguments import require_size, require_tensors
 from fusedlib.ops.fused_class import plain_weights
-from fusedlib.ops.mlp.function import SAVES, gated_mlp, gelu_name
-from fusedlib.ops.mlp.problem import ACTIVATIONS
+from fusedlib.ops.mlp.activation import ACTIVATIONS, gelu_name
+from fusedlib.ops.mlp.function import SAVES, gated_mlp
 
 
 class SwiGLUMLP(nn.Module):
@@ -60,14 +60,14 @@ class SwiGLUMLP(nn.Module):
         """y (..., hidden_size) of x (..., hidden_size)."""
         weights = self.weights()
         if weights is None:
-            activated = ACTIVATIONS[self.activation](self.gate_proj(x))
+            activated = ACTIVATIONS[self.activation].compute(self.gate_proj(x))
             y: Tensor = self.down_proj(activated * self.up_proj(x))
             return y
         require_tensors(x=x)
         return gated_mlp(self.activation, self.save, x, *weights)
 
     def weights(self) -> tuple[tuple[Tensor, Tensor], Tensor] | None:
-        """Those of gate and up, and that of down; None where a call of them would be more."""
+        """The weights of gate and up, and that of down; None where a layer is no plain product."""
         weights = plain_weights(self.gate_proj, self.up_proj, self.down_proj, biased=False)
         return None if weights is None else ((weights[0], weights[1]), weights[2])
 

@@ -7,21 +7,38 @@ The first two of each line are one fused kernel, or a plain product and a pointw
 The device needs 11 to 150 µs for a small forward and the host more than that, when every size and
 address is looked at anew. So a plan keeps its launches by length, which are a grid and a few
 numbers around a binary that all lengths share; a call allocates its results and starts them.
+`Plan.launches` lists them for those who compile before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from itertools import product
 
 from torch import Tensor
 from triton.errors import TritonError
 
-from fusedlib.launch.cache import BoundedCache
-from fusedlib.launch.launch import Launch, allocator, current_index
+from fusedlib.launch import launch as launching
+from fusedlib.launch.launch import (
+    Launch,
+    PlannedLaunch,
+    allocator,
+    contiguous_layout,
+    current_index,
+    kept_launch,
+    without_memory,
+)
 from fusedlib.ops.arguments import FEW_TOKENS
 from fusedlib.ops.mlp import tiles
 from fusedlib.ops.mlp.problem import TILED, UNFUSED, WARP_SPECIALIZED, MLPProblem, Route
-from fusedlib.ops.mlp.products import Products, as_matrix
+from fusedlib.ops.mlp.products import (
+    EITHER_SAVE,
+    SAVES_GATE_UP,
+    SAVES_INPUT,
+    Products,
+    as_matrix,
+)
+from fusedlib.ops.mlp.tiles import Variant
 
 
 class Plan:
@@ -33,30 +50,21 @@ class Plan:
         products: the implementation of the plain matrix products.
         pair: gate and up have a weight each; a packed weight comes without a w_up.
         training_not_built: nobody has started to compile what its first training step needs.
-
-    `new(shape, strides, dtype)` allocates a tensor; None is the device's allocator.
     """
 
-    def __init__(
-        self,
-        problem: MLPProblem,
-        route: Route,
-        products: Products,
-        new: Callable[..., Tensor] | None = None,
-    ) -> None:
+    def __init__(self, problem: MLPProblem, route: Route, products: Products) -> None:
         self.problem, self.path = problem, route.path
         self.products, self.pair = products, problem.pair
         self._forward, self._backward = route.forward, route.backward
-        self._activation = problem.activation
+        self._activation, self._device = problem.activation, problem.device
         self._hopper = tiles.hopper
         self._hidden, self._inner, self._wide = problem.hidden, problem.inner, 2 * problem.inner
         # The row of `w_up`, or of the packed weight in its place, where up begins.
         self._up_row = 0 if problem.pair else problem.inner
         # What starts by tensor maps, or is a plain product, wants matrices.
         self._needs_matrices = not route.few or problem.tokens > FEW_TOKENS
-        self._dtype, self._new = problem.dtype, new or allocator(problem.device)
+        self._dtype, self._new = problem.dtype, allocator(problem.device)
         self._index = -1 if problem.device.type == "cpu" else problem.device.index or 0
-        self._launches: BoundedCache[Launch] = BoundedCache()  # by variant and number of tokens
         self.training_not_built = self._index >= 0 and 0 not in problem.sizes
 
     def accepts(
@@ -100,7 +108,14 @@ class Plan:
         h = self._new_matrix(tokens, self._inner)
         gate_up = self._new_matrix(tokens, self._wide) if save else None
         second_weight, stored = w_gate if w_up is None else w_up, h if gate_up is None else gate_up
-        self._start(save, tokens, (x, w_gate, second_weight, stored, h))
+        matrices = x, w_gate, second_weight, stored, h
+        try:
+            kept_launch((self, save, tokens), self._forward_launch, save, tokens)(*matrices)
+        except TritonError as error:
+            if self._forward != WARP_SPECIALIZED:
+                raise
+            self._fall_back_to_tiles(error)
+            self._forward_launch(save, tokens)(*matrices)
         return h, gate_up
 
     def differentiate(
@@ -116,12 +131,12 @@ class Plan:
             recompute_h: also recompute h.
             in_place: d(gate|up) is written over gate_up and is the same tensor.
         """
-        gradient, product = upstream is not None, w_down is not None and upstream is not None
+        gradient, multiplies = upstream is not None, w_down is not None and upstream is not None
         if upstream is not None and w_down is not None:
             if self._needs_matrices:
                 upstream = as_matrix(upstream)
             if self._backward == UNFUSED:
-                upstream, product = self.products.dh(upstream, w_down), False
+                upstream, multiplies = self.products.dh(upstream, w_down), False
         tokens = gate_up.shape[0]
         d_gate_up = h = None
         if gradient:
@@ -130,57 +145,74 @@ class Plan:
             h = self._new_matrix(tokens, self._inner)
         # What a variant does not read or write, it is given gate|up for.
         target, stored = gate_up if d_gate_up is None else d_gate_up, gate_up if h is None else h
-        first, weight = gate_up if upstream is None else upstream, w_down if product else gate_up
+        first, weight = gate_up if upstream is None else upstream, w_down if multiplies else gate_up
         assert weight is not None
         if gate_up.numel():
-            variant = product, gradient, recompute_h, gradient and in_place
-            self._start(variant, tokens, (first, weight, gate_up, target, stored))
+            variant = Variant(multiplies, gradient, recompute_h, gradient and in_place)
+            matrices = first, weight, gate_up, target, stored
+            try:
+                kept_launch((self, variant, tokens), self._backward_launch, variant, tokens)(
+                    *matrices
+                )
+            except TritonError as error:
+                if not (multiplies and self._backward == WARP_SPECIALIZED):
+                    raise
+                self._fall_back_to_tiles(error)
+                self._backward_launch(variant, tokens)(*matrices)
         return d_gate_up, h
 
-    def _start(
-        self, variant: bool | tuple[bool, bool, bool, bool], tokens: int,
-        matrices: tuple[Tensor, ...],
-    ) -> None:  # fmt: skip
-        """Launch the forward kernel, whose variant is whether gate|up is stored, or the backward's,
-        whose variant is that of `bwd_launch`.
+    def launches(self) -> Iterator[PlannedLaunch]:
+        """The launches that calls of the problem can need, with a down projection.
+
+        Their binaries are those of a packed weight and of a pair.
         """
-        name = variant, tokens
-        launch = self._launches.get(name)
-        try:
-            if launch is None:
-                launch = self._make_launch(variant, as_matrix(matrices[0]))
-                self._launches[name] = launch
-            launch(*matrices)
-        except TritonError as error:
-            if not self._runs_by_roles(variant):
-                raise
-            self._fall_back_to_tiles(error)
-            self._start(variant, tokens, matrices)
+        tokens, hidden, inner = self.problem.sizes
+        sizes = (tokens, hidden), (tokens, inner), (tokens, self._wide), (self._wide, hidden)
+        layouts = [contiguous_layout(size, self._dtype) for size in (*sizes, (hidden, inner))]
+        x, h, gate_up, w_gate_up, w_down = without_memory(*layouts)
+        only_h = Variant(product=False, gradient=False, output=True, in_place=False)
+        pointwise = self._backward_launch(only_h, tokens), (gate_up, gate_up, gate_up, gate_up, h)
+        yield PlannedLaunch("h", (), *pointwise)
+        for save in (True, False):
+            name = f"forward{', gate|up kept' * save}"
+            trains: tuple[str, ...] = EITHER_SAVE if save else SAVES_INPUT
+            if self._forward == UNFUSED:
+                yield PlannedLaunch(name, trains, *pointwise)
+            else:
+                launch = self._forward_launch(save, tokens)
+                matrices = x, w_gate_up, w_gate_up, gate_up if save else h, h
+                yield PlannedLaunch(name, trains, launch, matrices)
+        multiplies = self._backward != UNFUSED
+        first, weight = (x, w_down) if multiplies else (h, gate_up)
+        for recompute_h, in_place in product((True, False), (False, True)):
+            name = f"backward{', h again' * recompute_h}{', in place' * in_place}"
+            trains = (SAVES_GATE_UP if recompute_h else SAVES_INPUT) * in_place
+            launch = self._backward_launch(Variant(multiplies, True, recompute_h, in_place), tokens)
+            matrices = first, weight, gate_up, gate_up, h if recompute_h else gate_up
+            yield PlannedLaunch(name, trains, launch, matrices)
+        yield from self.products.launches(self.problem)
 
-    def _make_launch(
-        self, variant: bool | tuple[bool, bool, bool, bool], first: Tensor
-    ) -> Launch:  # fmt: skip
-        by_roles, inner, activation = self._runs_by_roles(variant), self._inner, self._activation
-        if isinstance(variant, bool):
-            make = self._hopper.forward_launch if by_roles else tiles.fwd_launch
-            return make(first, inner, self._up_row, variant, activation)
-        if by_roles:
-            _, _, recompute_h, _ = variant
-            return self._hopper.backward_launch(first, inner, recompute_h, activation)
-        return tiles.bwd_launch(first, inner, variant, activation)
+    def _forward_launch(self, save: bool, tokens: int) -> Launch:
+        sizes = tokens, self._hidden, self._inner, self._up_row
+        if self._forward == WARP_SPECIALIZED:
+            return self._hopper.forward_launch(self._device, *sizes, save, self._activation)
+        return tiles.fwd_launch(self._device, *sizes, save, self._activation)
 
-    def _runs_by_roles(self, variant: bool | tuple[bool, bool, bool, bool]) -> bool:
-        if isinstance(variant, bool):
-            return self._forward == WARP_SPECIALIZED
-        return variant[0] and self._backward == WARP_SPECIALIZED  # with a product
+    def _backward_launch(self, variant: Variant, tokens: int) -> Launch:
+        sizes = tokens, self._hidden, self._inner
+        if variant.product and self._backward == WARP_SPECIALIZED:
+            return self._hopper.backward_launch(
+                self._device, *sizes, variant.output, self._activation
+            )
+        return tiles.bwd_launch(self._device, *sizes, variant, self._activation)
 
     def _fall_back_to_tiles(self, error: TritonError) -> None:
-        """For good, where the kernels with roles do not compile."""
+        """Use the kernels by tiles from now on: those with roles do not compile."""
         tiles.disable_hopper_kernels(error)
         self._forward = TILED if self._forward == WARP_SPECIALIZED else self._forward
         self._backward = TILED if self._backward == WARP_SPECIALIZED else self._backward
         self.path = self.path.replace(WARP_SPECIALIZED, TILED)
-        self._launches.clear()
+        launching.LAUNCHES.clear()
 
     def _new_matrix(self, tokens: int, width: int) -> Tensor:
         return self._new((tokens, width), (width, 1), self._dtype)

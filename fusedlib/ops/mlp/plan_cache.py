@@ -6,7 +6,6 @@ needs is decided by `route`; here it is looked up. Importing this module imports
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from fusedlib.launch.cache import BoundedCache
 from fusedlib.launch.internals import is_transform_wrapper, is_transformed
-from fusedlib.ops.arguments import HALF_DTYPES
 from fusedlib.ops.linear import route as linear_route
 from fusedlib.ops.linear.route import fp32_precision
 from fusedlib.ops.mlp import route
@@ -74,7 +72,31 @@ def plan_for(
     plan = _PLANS.get(key)
     if plan is None:
         problem = route.problem_of(x, w_gate, w_up, w_down is not None, activation)
-        plan = _PLANS[key] = _make_plan(problem)
+        plan = _PLANS[key] = make_plan(problem)
+    return plan
+
+
+def plan_of_sizes(
+    like: Tensor, hidden: int, inner: int, down: bool, pair: bool, activation: str
+) -> Plan:
+    """The plan for operands of these sizes and as many rows, the dtype and the device of a matrix.
+
+    Args:
+        like: (tokens, width).
+        hidden: columns of x.
+        inner: columns of h.
+        down: there is a down projection.
+        pair: gate and up have a weight each.
+        activation: of gate.
+    """
+    sizes = like.shape[0], hidden, inner
+    problem = MLPProblem(
+        like.device, like.dtype, fp32_precision(like), *sizes, down, pair, activation
+    )
+    key = problem._replace(tokens=route.length_class(like, *sizes))
+    plan = _PLANS.get(key)
+    if plan is None:
+        plan = _PLANS[key] = make_plan(problem)
     return plan
 
 
@@ -83,10 +105,10 @@ def plan_at_current_precision(plan: Plan, like: Tensor) -> Plan:
     precision, problem = fp32_precision(like), plan.problem
     if precision == problem.precision:
         return plan
-    return _make_plan(problem._replace(precision=precision))
+    return make_plan(problem._replace(precision=precision))
 
 
-def _make_plan(problem: MLPProblem) -> Plan:
+def make_plan(problem: MLPProblem) -> Plan:
     """A new plan; imports Triton, which need not be installed for all else here."""
     from fusedlib.ops.mlp import few_tokens, products, split_products
     from fusedlib.ops.mlp.plan import Plan
@@ -106,21 +128,8 @@ def _plan_key(
     activation: str,
 ) -> Hashable:  # fmt: skip
     dtype, device = x.dtype, x.device
-    tokens: Hashable
-    if dtype in HALF_DTYPES:
-        tokens = bisect_left(
-            route.length_class_ends(device, hidden, wide // 2), route.count_tokens(x, hidden)
-        )
-    else:
-        tokens = _fp32_length_class(x, hidden, wide // 2)
+    tokens = route.length_class(x, route.count_tokens(x, hidden), hidden, wide // 2)
     up = None if w_up is None else (w_up.shape, w_up.dtype, w_up.device)
     down = None if w_down is None else (w_down.shape, w_down.dtype, w_down.device)
     gate = w_gate.dtype, w_gate.device
     return activation, tokens, wide, hidden, dtype, device, gate, up, down
-
-
-def _fp32_length_class(x: Tensor, hidden: int, inner: int) -> Hashable:
-    precision, tokens = fp32_precision(x), route.count_tokens(x, hidden)
-    if route.is_fp32_on_gpu(x.dtype, x.device):
-        return precision, route.any_mlp_product_splits(tokens, hidden, inner)
-    return precision, bisect_left(route.length_class_ends(x.device, hidden, inner), tokens)

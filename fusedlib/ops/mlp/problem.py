@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
-from torch.nn.functional import gelu, silu
 
-# In plain PyTorch; `fusedlib.ops.mlp.activation` has their formulas for kernels.
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": silu,
-    "gelu": gelu,
-    "gelu_tanh": partial(gelu, approximate="tanh"),
-}
 UNFUSED, TILED, WARP_SPECIALIZED = "apart", "tiles", "roles"
 
 

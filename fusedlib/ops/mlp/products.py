@@ -11,12 +11,21 @@ So few tokens for their width want it last: at 4096·8192·28672 in bf16 1856 an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+
+from fusedlib.ops.mlp.problem import MLPProblem
+
+if TYPE_CHECKING:
+    from fusedlib.launch.launch import PlannedLaunch
+
+EITHER_SAVE = "gate_up", "input"
+SAVES_GATE_UP, SAVES_INPUT = EITHER_SAVE[:1], EITHER_SAVE[1:]
 
 # d_x, d_w_gate_up, d_w_down.
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -72,7 +81,7 @@ def d_x(d_gate_up: Tensor, w_gate: Tensor, w_up: Tensor | None) -> Tensor:
     return torch.mm(d_gate, w_gate).addmm_(d_up, w_up)
 
 
-@dataclass
+@dataclass(eq=False)
 class Products:
     """An implementation of the six plain matrix products.
 
@@ -87,6 +96,10 @@ class Products:
     d_w_gate_up: Multiplication = transposed_mm
     d_w_down: Multiplication = transposed_mm
     splits: bool = False
+
+    def launches(self, problem: MLPProblem) -> Iterator[PlannedLaunch]:
+        """The launches of ours that these products of a problem can need: none of torch's."""
+        return iter(())
 
     def output(self, h: Tensor, w_down: Tensor, like: Tensor) -> Tensor:
         """y = h Wdᵀ, of like's shape."""

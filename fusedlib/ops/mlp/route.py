@@ -36,7 +36,9 @@ Triton.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from functools import cache, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -149,6 +151,16 @@ def _runs_warp_specialized(device: torch.device) -> bool:
 def count_tokens(x: Tensor, hidden: int) -> int:
     """Rows of x (..., hidden)."""
     return x.numel() // hidden if hidden else x.shape[:-1].numel()
+
+
+def length_class(like: Tensor, tokens: int, hidden: int, inner: int) -> Any:
+    """What all numbers of tokens that share a plan have in common, and how fp32 is multiplied."""
+    if like.dtype in HALF_DTYPES:
+        return bisect_left(length_class_ends(like.device, hidden, inner), tokens)
+    precision = fp32_precision(like)
+    if is_fp32_on_gpu(like.dtype, like.device):
+        return precision, any_mlp_product_splits(tokens, hidden, inner)
+    return precision, bisect_left(length_class_ends(like.device, hidden, inner), tokens)
 
 
 @cache

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
+from fusedlib.launch.launch import PlannedLaunch, contiguous_layout, without_memory
 from fusedlib.ops.linear.route import is_faster_split
 from fusedlib.ops.linear.split import mm
-from fusedlib.ops.linear.split.product import split_product_of_stored
+from fusedlib.ops.linear.split.product import SplitProduct, split_product_of_stored
+from fusedlib.ops.mlp.problem import MLPProblem
 from fusedlib.ops.mlp.products import (
+    EITHER_SAVE,
     TORCH_FP32_PRODUCTS,
     GateUpMultiplication,
     Multiplication,
@@ -54,7 +59,28 @@ def _split_gate_up_if_faster(plain: GateUpMultiplication, transposed: bool) -> G
     return product
 
 
-SPLIT_PRODUCTS = Products(
+class SplitProducts(Products):
+    """Products of an MLP in fp32 at "highest"."""
+
+    def launches(self, problem: MLPProblem) -> Iterator[PlannedLaunch]:
+        """The launches of the six products of an MLP, as if all of them were split."""
+        tokens, hidden, inner = problem.sizes
+        sizes = (tokens, hidden), (tokens, inner), (tokens, 2 * inner), (2 * inner, hidden)
+        layouts = [contiguous_layout(size, problem.dtype) for size in (*sizes, (hidden, inner))]
+        x, h, gate_up, w_gate_up, w_down = without_memory(*layouts)
+        for rows, upstream, weight in ((x, gate_up, w_gate_up), (h, x, w_down)):
+            forms = {"y": (rows, weight, (False, True)), "d_x": (upstream, weight, (False, False)),
+                     "d_w": (upstream, rows, (True, False))}  # fmt: skip
+            for name, (a, b, transposed) in forms.items():
+                for launch, matrices in SplitProduct(problem.device, a, b, transposed).launches(
+                    a, b
+                ):
+                    kernel = launch.kernel.fn.__name__.strip("_").removesuffix("_kernel")
+                    words = f"{kernel.replace('_', ' ')} of {name}"
+                    yield PlannedLaunch(words, EITHER_SAVE, launch, matrices)
+
+
+SPLIT_PRODUCTS = SplitProducts(
     gate_up=_split_gate_up_if_faster(TORCH_FP32_PRODUCTS.gate_up, transposed=True),
     y=_split_if_faster(TORCH_FP32_PRODUCTS.y, b_transposed=True),
     dh=_split_if_faster(TORCH_FP32_PRODUCTS.dh),

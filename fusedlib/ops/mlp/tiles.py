@@ -3,7 +3,7 @@
 
     gate = x Wgᵀ    up = x Wuᵀ    h = silu(gate) ⊙ up    y = h Wdᵀ              (Shazeer 2020)
 
-or with another activation than silu: `fusedlib.ops.mlp.activation`.
+or with another activation than silu: `fusedlib.ops.mlp.activation_kernels`.
 
 forward     both products and h in one kernel; gate|up is stored when the backward wants it
 backward    dh = dy Wd, and in its epilogue, with s = sigmoid(gate),
@@ -41,9 +41,6 @@ t = (8 + |gate|) 2⁻²², silu relatively; |silu'| < 1.1 and |silu''| ≤ 1/2. 
     Δd_Wgu       (Δd + tokens 2⁻²² |d|)ᵀ |x| + v |d_Wgu|
     Δd_Wd        |dy|ᵀ (Δh + tokens 2⁻²² |h|) + v |d_Wd|
 
-GeGLU has 1.13 for 1.1 and 0.8 for ½; by tanh |z| of `fusedlib.ops.mlp.activation` for |gate| in t,
-and exact gelu errs by 2⁻²² |gate| and its derivative by 2·2⁻²² in place of t |silu| and t.
-
 Of a pair of weights d_x in half precision is a sum of two products, the first of them rounded:
 + v |d_gate Wg|. It counts gate, up and dh as rounded before the activation, as some kernels and
 unfused code do, and torch.mm's sums as fp32: cuBLAS may add parts of one in half precision, which
@@ -54,16 +51,17 @@ is off.
 from __future__ import annotations
 
 import warnings
+from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 from triton.errors import TritonError
 
 from fusedlib.launch.config import Config
 from fusedlib.launch.launch import Launch, cdiv, multiprocessors
 from fusedlib.ops.blocks import load_block, store_block, tile_position
-from fusedlib.ops.mlp.activation import activate, slope
+from fusedlib.ops.mlp.activation_kernels import activate, slope
 from fusedlib.ops.mlp.configs import POINTWISE, choose_config
 
 try:
@@ -72,12 +70,14 @@ except (ImportError, AttributeError):  # Gluon is experimental: other releases m
     hopper = None  # type: ignore[assignment]
 
 
-def _grid(config: Config, like: Tensor, inner: int) -> tuple[int, int, int]:
+def _grid(
+    config: Config, device: torch.device, tokens: int, inner: int
+) -> tuple[int, int, int]:  # fmt: skip
     """One program a tile; persistent ones no more than the device has multiprocessors."""
-    tiles = cdiv(like.shape[0], config.block_m) * cdiv(inner, config.block_n)
+    tiles = cdiv(tokens, config.block_m) * cdiv(inner, config.block_n)
     if not config.persistent:
         return (tiles, 1, 1)
-    return (min(tiles, multiprocessors(like.device)), 1, 1)
+    return (min(tiles, multiprocessors(device)), 1, 1)
 
 
 @triton.jit
@@ -144,15 +144,18 @@ def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
 
 
 def fwd_launch(
-    x: Tensor, inner: int, up_row: int, save: bool, activation: str = "silu",
-    config: Config | None = None,
+    device: torch.device, tokens: int, hidden: int, inner: int, up_row: int, save: bool,
+    activation: str = "silu", config: Config | None = None,
 ) -> Launch:  # fmt: skip
-    """For x (tokens, hidden): it takes x, w_gate, w_up, gate_up, or h in its place, and h."""
-    config = config or choose_config("forward", x, inner)
+    """The launch of the forward kernel for x (tokens, hidden) and h (tokens, inner).
+
+    It takes x, w_gate, w_up, gate_up, or h in its place, and h.
+    """
+    config = config or choose_config("forward", device, tokens, hidden, inner)
     m, n, k = config.block_m, config.block_n, config.block_k
-    scalars = *x.shape, inner, up_row
+    scalars = tokens, hidden, inner, up_row
     constants = {"ACTIVATION": activation, "SAVE": save, "FLATTEN": config.persistent}
-    programs, blocks = _grid(config, x, inner), ([m, k], [n, k], [n, k])
+    programs, blocks = _grid(config, device, tokens, inner), ([m, k], [n, k], [n, k])
     return Launch(_swiglu_fwd_kernel, config, programs, blocks, scalars, constants)
 
 
@@ -228,20 +231,37 @@ def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
         )  # fmt: skip
 
 
-def bwd_launch(
-    a: Tensor, inner: int, variant: tuple[bool, bool, bool, bool], activation: str = "silu",
-    config: Config | None = None,
-) -> Launch:  # fmt: skip
-    """For an upstream gradient `a`: dy (tokens, hidden), dh (tokens, inner), or gate_up for none.
+class Variant(NamedTuple):
+    """What the backward kernel does.
 
-    `variant` says whether dy Wd is computed, d(gate|up), h, and whether d(gate|up) is written over
-    gate|up. It takes the upstream gradient, w_down, gate_up, d_gate_up and h, gate_up in place of
-    each that it neither reads nor writes.
+    Attributes:
+        product: dh = dy Wd is computed; otherwise dh is given, if anything is.
+        gradient: d(gate|up) is computed.
+        output: h is computed.
+        in_place: d(gate|up) is written over gate|up.
+    """
+
+    product: bool
+    gradient: bool
+    output: bool
+    in_place: bool
+
+
+def bwd_launch(
+    device: torch.device, tokens: int, hidden: int, inner: int, variant: Variant,
+    activation: str = "silu", config: Config | None = None,
+) -> Launch:  # fmt: skip
+    """The launch of the backward kernel for dy (tokens, hidden) and h (tokens, inner).
+
+    It takes dy, or dh (tokens, inner) where there is no product, w_down, gate_up, d_gate_up and h,
+    gate_up in place of each that it neither reads nor writes.
     """
     product, gradient, output, in_place = variant
-    config = config or (choose_config("backward", a, inner) if product else POINTWISE)
+    config = config or (
+        choose_config("backward", device, tokens, hidden, inner) if product else POINTWISE
+    )
     m, n, k = config.block_m, config.block_n, config.block_k
-    scalars = *a.shape, inner
+    scalars = tokens, hidden if product else inner, inner
     # In a flattened loop a barrier would keep loads from being pipelined; elsewhere it costs
     # nothing, and one binary serves both.
     in_place = in_place or (gradient and not config.persistent)
@@ -249,5 +269,5 @@ def bwd_launch(
         "ACTIVATION": activation, "PRODUCT": product, "GRADIENT": gradient, "OUTPUT": output,
         "IN_PLACE": in_place, "FLATTEN": config.persistent and not in_place,
     }  # fmt: skip
-    programs = _grid(config, a, inner)
+    programs = _grid(config, device, tokens, inner)
     return Launch(_swiglu_bwd_kernel, config, programs, ([m, k], [k, n]), scalars, constants)

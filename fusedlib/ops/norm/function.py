@@ -7,7 +7,13 @@ from torch import Tensor
 
 from fusedlib.launch.device import has_kernels
 from fusedlib.launch.internals import is_transformed
-from fusedlib.ops.arguments import KERNEL_DTYPES, require_number, require_tensors
+from fusedlib.ops.arguments import (
+    KERNEL_DTYPES,
+    require_alike,
+    require_number,
+    require_tensors,
+    shape_of,
+)
 from fusedlib.ops.call_context import (
     autocast_enabled,
     is_distributed,
@@ -15,7 +21,8 @@ from fusedlib.ops.call_context import (
     left_to_compiler,
     present,
 )
-from fusedlib.ops.norm.operands import check_rms_norm
+
+CASTS = ("hf", "litgpt")
 
 
 def rms_norm(
@@ -52,7 +59,7 @@ def rms_norm(
     if residual is not None and x.dtype != residual.dtype and autocast_enabled(x.device.type):
         dtype = torch.promote_types(x.dtype, residual.dtype)
         x, residual = x.to(dtype), residual.to(dtype)
-    check_rms_norm(x, weight, residual, cast)
+    _check(x, weight, residual, cast)
     dtypes = x.dtype in KERNEL_DTYPES and (weight is None or weight.dtype in KERNEL_DTYPES)
     few = left_to_compiler(x.numel() // x.shape[-1])  # torch.export fixes Size.numel()
     if not dtypes or few or not has_kernels(x.device) or is_transformed():
@@ -80,3 +87,18 @@ def _plain(
     else:
         y = (normed * weight.to(wide.dtype)).to(s.dtype)
     return y if residual is None else (y, s)
+
+
+def _check(x: Tensor, weight: Tensor | None, residual: Tensor | None, cast: str) -> None:
+    """Raise a ValueError where the operands of `rms_norm` do not go together."""
+    if cast not in CASTS:
+        raise ValueError(f"cast must be one of {', '.join(CASTS)}, got {cast!r}")
+    if x.ndim == 0 or x.shape[-1] == 0:
+        raise ValueError(f"x must be (..., width) with a width of at least 1, got {shape_of(x)}")
+    if weight is not None and weight.shape != x.shape[-1:]:
+        raise ValueError(
+            f"weight must be ({x.shape[-1]},) for x {shape_of(x)}, got {shape_of(weight)}"
+        )
+    if residual is not None and residual.shape != x.shape:
+        raise ValueError(f"residual must be {shape_of(x)} as x, got {shape_of(residual)}")
+    require_alike("weight", x=x, weight=weight, residual=residual)

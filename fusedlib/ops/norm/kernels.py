@@ -41,11 +41,9 @@ from torch import Tensor
 
 from fusedlib.launch.config import Config
 from fusedlib.launch.first_order import first_order
-from fusedlib.launch.launch import Launch, cdiv, multiprocessors, rows_contiguous
-from fusedlib.launch.operator import DirectFunction, operator
-from fusedlib.launch.rows import cached_launch
+from fusedlib.launch.launch import Launch, cdiv, launch_for, multiprocessors, rows_contiguous
+from fusedlib.launch.operator import DirectFunction, differentiable, operator
 from fusedlib.launch.saved import save_operands, saved_operands
-from fusedlib.ops.norm.operands import check_rms_norm
 
 WIDEST = 8192  # numbers of a row that the backward holds in registers: four arrays of 16 a thread
 TILE = 4096  # numbers that a program takes at a time, of several rows where they are narrow
@@ -185,7 +183,7 @@ def rms_norm_fwd(
     matrices = source, added, by, y, source if s is None else s, rstd
     layout = source.shape, source.stride(0), added.stride(0), residual is None
     key = "rms_norm", *layout, hf, eps, x.dtype, weight is None, by.dtype, x.device
-    cached_launch(make, key, *matrices)(*matrices)
+    launch_for(key, make, *matrices)(*matrices)
     return y, s, rstd
 
 
@@ -215,7 +213,7 @@ def rms_norm_bwd(
     matrices = upstream, stream, source, by, rstd, source if d_s is None else d_s, partial
     dtypes = upstream.dtype, stream.dtype, source.dtype, by.dtype
     key = "rms_norm_bwd", *scalars, width, parts, *flags.values(), *dtypes, s.device
-    cached_launch(make, key, *matrices)(*matrices)
+    launch_for(key, make, *matrices)(*matrices)
     return d_s, sum_parts(partial, by.dtype) if wants_weight else None
 
 
@@ -234,7 +232,7 @@ def sum_parts(partial: Tensor, dtype: torch.dtype) -> Tensor:
         Launch, _sum_parts_kernel, Config(num_warps=8), programs, (), (parts, width), constants
     )
     key = "sum_parts", parts, width, dtype, partial.device
-    cached_launch(make, key, partial, total)(partial, total)
+    launch_for(key, make, partial, total)(partial, total)
     return total
 
 
@@ -243,45 +241,24 @@ def _rows(x: Tensor) -> Tensor:
     return rows_contiguous(x.reshape(-1, x.shape[-1]))
 
 
-@operator("rms_norm")
-def rms_norm_operator(
+def _shapes(
     x: Tensor, weight: Tensor | None, residual: Tensor | None, eps: float, hf: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """y, s (empty without a residual) and rstd, for whoever watches operators."""
-    check_rms_norm(x, weight, residual, "hf" if hf else "litgpt")
-    y, s, rstd = rms_norm_fwd(x, weight, residual, eps, hf)
-    return y, x.new_empty(0) if s is None else s, rstd
-
-
-@operator("rms_norm_backward", last=True)
-def _backward_operator(
-    dy: Tensor, ds: Tensor | None, s: Tensor, weight: Tensor | None, rstd: Tensor,
-    wants_s: bool, wants_weight: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    found = rms_norm_bwd(dy, ds, s, weight, rstd, wants_s, wants_weight)
-    d_s, d_weight = (dy.new_empty(0) if f is None else f for f in found)
-    return d_s, d_weight
-
-
-@torch.library.register_fake(rms_norm_operator)
-def _(
-    x: Tensor, weight: Tensor | None, residual: Tensor | None, eps: float, hf: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Tensors of the shapes and dtypes of y, s and rstd."""
     dtype = x.dtype
     if hf and weight is not None:
         dtype = torch.promote_types(dtype, weight.dtype)
-    s = x.new_empty(0 if residual is None else x.shape)
+    s = None if residual is None else x.new_empty(x.shape)
     rows = x.numel() // x.shape[-1]
     return x.new_empty(x.shape, dtype=dtype), s, x.new_empty(rows, dtype=torch.float32)
 
 
-@torch.library.register_fake(_backward_operator)
-def _(
+def _shapes_of_gradients(
     dy: Tensor, ds: Tensor | None, s: Tensor, weight: Tensor | None, rstd: Tensor,
     wants_s: bool, wants_weight: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    d_s = s.new_empty(s.shape) if wants_s else dy.new_empty(0)
-    return d_s, dy.new_empty(0) if weight is None or not wants_weight else torch.empty_like(weight)
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    d_weight = None if weight is None or not wants_weight else torch.empty_like(weight)
+    return s.new_empty(s.shape) if wants_s else None, d_weight
 
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -298,7 +275,14 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
 
 
 def _gradients(backward: Any, ctx: Any, dy: Tensor | None, ds: Tensor | None, _: Any) -> Any:
-    """Of x, weight and residual, each if wanted; eps and the order of casts have none."""
+    """d_x, d_weight and d_residual, each if wanted, of the upstream gradients of y and s.
+
+    Args:
+        backward: `rms_norm_bwd`, or the operator that calls it.
+        ctx: what `_set_up` filled.
+        dy: of y's shape, or None.
+        ds: of s's shape, or None.
+    """
     wants_x, wants_residual, wants_weight = ctx.wants
     wants_s = wants_x or wants_residual
     d_s, d_weight = ds, None
@@ -310,8 +294,9 @@ def _gradients(backward: Any, ctx: Any, dy: Tensor | None, ds: Tensor | None, _:
     )  # fmt: skip
 
 
-torch.library.register_autograd(
-    rms_norm_operator, bind(_gradients, _backward_operator), setup_context=_set_up
+_backward = operator("rms_norm_backward", rms_norm_bwd, _shapes_of_gradients)
+rms_norm_operator = differentiable(
+    "rms_norm", rms_norm_fwd, _shapes, _set_up, first_order(bind(_gradients, _backward))
 )
 
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fusedlib.ops.arguments import require_number, require_size
-from fusedlib.ops.norm.function import rms_norm
-from fusedlib.ops.norm.operands import CASTS
+from fusedlib.ops.norm.function import CASTS, rms_norm
 
 
 class RMSNorm(nn.Module):

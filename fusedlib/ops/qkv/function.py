@@ -61,7 +61,7 @@ def projections(
 
 
 class Projections(DirectFunction):
-    """Of x, three weights and three biases, which may be None.
+    """q, k and v of x (..., inputs), three weights and three biases, each of which may be None.
 
     At few tokens all results come by one launch and all gradients by another
     (`fusedlib.ops.qkv.kernels`). With more, small weights are joined for the one
@@ -92,7 +92,7 @@ class Projections(DirectFunction):
     @staticmethod
     @outside_autocast
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Of x, weights and biases, those that are wanted."""
+        """The gradients of x, the weights and the biases, each if it is wanted."""
         x, *weights = saved_operands(ctx)
         wants_x, *wanted = ctx.needs_input_grad
         d_biases = [

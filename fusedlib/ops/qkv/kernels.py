@@ -28,7 +28,6 @@ too, over all three. Of n terms each errs by at most n 2⁻²² of their magnitu
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +35,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.launch.cache import BoundedCache
 from fusedlib.launch.device import architecture, has_kernels
 from fusedlib.launch.launch import (
     Launch,
@@ -45,6 +43,7 @@ from fusedlib.launch.launch import (
     contiguous_layout,
     current_device,
     current_index,
+    kept_launch,
 )
 from fusedlib.ops.arguments import FEW_TOKENS
 from fusedlib.ops.blocks import load_block, store_block
@@ -138,10 +137,8 @@ def _few_projections_gradients_kernel(  # type: ignore[no-untyped-def]
         _outer_product(upstream, x, result, tile, tokens, width, inputs, TOKENS, SIDE, SPAN)
 
 
-# What is kept of calls with the same sizes: a launch and the results' shapes, or None for torch.
-CachedLaunch = tuple[Launch, tuple[Any, ...]] | None
-_FORWARD: BoundedCache[CachedLaunch] = BoundedCache()
-_GRADIENTS: BoundedCache[CachedLaunch] = BoundedCache()
+# What is kept of calls with the same sizes: a launch and the results' layouts; nothing for torch.
+KeptLaunch = tuple[Launch, tuple[Any, ...]] | tuple[()]
 
 
 def project(
@@ -156,11 +153,9 @@ def project(
     w_q, w_k, w_v = weights
     b_q, b_k, b_v = biases
     biased = b_q is not None
-    key = x.shape, w_q.shape, w_k.shape, w_v.shape, x.dtype, x.device, biased
-    cached = _FORWARD.get(key, _NOT_CACHED)
-    if cached is _NOT_CACHED:
-        cached = _cache_launch(_FORWARD, key, partial(_forward_launch, biased=biased), x, weights)
-    if cached is None or (b_k is not None) != biased or (b_v is not None) != biased:
+    key = "qkv", x.shape, w_q.shape, w_k.shape, w_v.shape, x.dtype, x.device, biased
+    kept = _keep(key, _forward_launch, x, weights, biased)
+    if not kept or (b_k is not None) != biased or (b_v is not None) != biased:
         return None
     if not (x.is_contiguous() and w_q.is_contiguous() and w_k.is_contiguous()):
         return None
@@ -173,7 +168,7 @@ def project(
         b_q = b_k = b_v = x  # which is not read
     if bits % 16 or not w_v.is_contiguous():
         return None
-    launch, results = cached
+    launch, results = kept
     new = allocator(x.device)
     if x.is_cuda and current_index() != x.get_device():
         with current_device(x):
@@ -185,18 +180,13 @@ def gradients(
     x: Tensor, weights: Sequence[Tensor], upstream: Sequence[Tensor]
 ) -> tuple[Tensor, ...] | None:
     """d_x and d_W_i, of upstream dy_i (..., outputs_i), or None where they are torch's."""
-    key = x.shape, *(w.shape for w in weights), x.dtype, x.device
-    cached = _GRADIENTS.get(key, _NOT_CACHED)
-    if cached is _NOT_CACHED:
-        cached = _cache_launch(_GRADIENTS, key, _gradients_launch, x, weights)
-    if cached is None:
+    key = "qkv gradients", x.shape, *(w.shape for w in weights), x.dtype, x.device
+    kept = _keep(key, _gradients_launch, x, weights)
+    if not kept:
         return None
     operands: Any = contiguous_and_aligned(x, *weights, *upstream)
     with current_device(x):
-        return _start(cached[0], allocator(x.device), cached[1], *operands)
-
-
-_NOT_CACHED: Any = object()
+        return _start(kept[0], allocator(x.device), kept[1], *operands)
 
 
 def _start(
@@ -207,11 +197,20 @@ def _start(
     return tensors
 
 
-def _cache_launch(
-    cache: BoundedCache[CachedLaunch], key: Hashable, make: Callable[..., Launch | None],
-    x: Tensor, weights: Sequence[Tensor],
-) -> CachedLaunch:  # fmt: skip
+def _keep(
+    key: Hashable, make: Callable[..., Launch | None], x: Tensor, weights: Sequence[Tensor],
+    *options: bool,
+) -> KeptLaunch:  # fmt: skip
     """The launch for such operands, kept on a GPU; tests change the interpreter's configuration."""
+    if not x.is_cuda:
+        return _with_results(make, x, weights, *options)
+    kept: KeptLaunch = kept_launch(key, _with_results, make, x, weights, *options)
+    return kept
+
+
+def _with_results(
+    make: Callable[..., Launch | None], x: Tensor, weights: Sequence[Tensor], *options: bool
+) -> KeptLaunch:
     inputs, widths = x.shape[-1], tuple(w.shape[0] for w in weights)
     tokens = x.shape[:-1].numel()
     even = inputs % ALIGNMENT == 0 and not any(width % ALIGNMENT for width in widths)
@@ -220,16 +219,13 @@ def _cache_launch(
         and x.dtype in FUSED_KERNEL_DTYPES
         and has_kernels(x.device)
     )
-    launch = make(x.device, tokens, inputs, widths) if runs and even else None
-    cached: CachedLaunch = None
-    if launch is not None:
-        shapes: list[tuple[int, ...]] = [(*x.shape[:-1], width) for width in widths]
-        if cache is _GRADIENTS:
-            shapes = [tuple(x.shape), *((width, inputs) for width in widths)]
-        cached = launch, tuple(contiguous_layout(shape, x.dtype) for shape in shapes)
-    if x.is_cuda:
-        cache[key] = cached
-    return cached
+    launch = make(x.device, tokens, inputs, widths, *options) if runs and even else None
+    if launch is None:
+        return ()
+    shapes: list[tuple[int, ...]] = [(*x.shape[:-1], width) for width in widths]
+    if make is _gradients_launch:
+        shapes = [tuple(x.shape), *((width, inputs) for width in widths)]
+    return launch, tuple(contiguous_layout(shape, x.dtype) for shape in shapes)
 
 
 def _forward_launch(

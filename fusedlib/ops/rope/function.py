@@ -10,9 +10,14 @@ from torch.nn.functional import embedding, pad
 
 from fusedlib.launch.device import has_kernels
 from fusedlib.launch.internals import is_transformed
-from fusedlib.ops.arguments import KERNEL_DTYPES, require_size, require_tensors
+from fusedlib.ops.arguments import (
+    KERNEL_DTYPES,
+    require_alike,
+    require_size,
+    require_tensors,
+    shape_of,
+)
 from fusedlib.ops.call_context import is_distributed, is_plain_eager, left_to_compiler
-from fusedlib.ops.rope.operands import check_rope
 
 
 def rope(
@@ -50,7 +55,7 @@ def rope(
             nested, or a width that is no whole number from head_dim on.
     """
     require_tensors("positions", q=q, k=k, cos=cos, sin=sin, positions=positions)
-    check_rope(q, k, cos, sin, positions)
+    _check(q, k, cos, sin, positions)
     if width is not None:
         require_size("width", width)
         if width < q.shape[-1]:
@@ -60,37 +65,64 @@ def rope(
     dtypes = q.dtype in KERNEL_DTYPES and cos.dtype in KERNEL_DTYPES
     few = positions is None and left_to_compiler(q.shape[0] * q.shape[2])
     if not fixed or not dtypes or few or not has_kernels(q.device) or is_transformed():
-        return _padded(_plain(q, k, cos, sin, positions), width)
+        return _plain(q, k, cos, sin, positions, width)
     direct = is_plain_eager(q, k, cos, sin)
     if not direct and is_distributed(q, k, cos, sin):
-        return _padded(_plain(q, k, cos, sin, positions), width)
+        return _plain(q, k, cos, sin, positions, width)
     from fusedlib.ops.rope import kernels
 
-    if direct:
-        rotated = kernels.RopeFunction.direct(q, k, cos, sin, positions, False, width)
-        return cast(tuple[Tensor, Tensor], rotated)
-    return _padded(kernels.rope_operator(q, k, cos, sin, positions), width)
-
-
-def _padded(rotated: tuple[Tensor, Tensor], width: int | None) -> tuple[Tensor, Tensor]:
-    if width is None:
-        return rotated
-    q, k = (pad(x, (0, width - x.shape[-1])) for x in rotated)
-    return q, k
+    call = kernels.RopeFunction.direct if direct else kernels.rope_operator
+    return cast(tuple[Tensor, Tensor], call(q, k, cos, sin, positions, width))
 
 
 def _plain(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, width: int | None
 ) -> tuple[Tensor, Tensor]:
     if positions is not None:
         positions = positions.reshape(-1, positions.shape[-1])
         cos, sin = embedding(positions, cos), embedding(positions, sin)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return _rotated(q, cos, sin), _rotated(k, cos, sin)
+    return _rotated(q, cos, sin, width), _rotated(k, cos, sin, width)
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, width: int | None) -> Tensor:
     turning, rest = x.split([cos.shape[-1], x.shape[-1] - cos.shape[-1]], dim=-1)
     a, b = turning.chunk(2, dim=-1)
     rotated = turning * cos + torch.cat([-b, a], dim=-1) * sin
-    return torch.cat([rotated.to(x.dtype), rest], dim=-1)
+    result = torch.cat([rotated.to(x.dtype), rest], dim=-1)
+    return result if width is None else pad(result, (0, width - x.shape[-1]))
+
+
+def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None) -> None:
+    """Raise a ValueError where the operands of `rope` do not go together."""
+    for name, x in (("q", q), ("k", k)):
+        if x.ndim != 4:
+            raise ValueError(f"{name} must be (batch, heads, tokens, head_dim), got {shape_of(x)}")
+    batch, _, tokens, head_dim = q.shape
+    if k.shape != (batch, k.shape[1], tokens, head_dim):
+        raise ValueError(f"k must be ({batch}, heads, {tokens}, {head_dim}), got {shape_of(k)}")
+    if k.dtype != q.dtype:
+        raise ValueError(f"k must be {q.dtype} as q, got {k.dtype}")
+    require_alike("cos", "sin", q=q, k=k, cos=cos, sin=sin)
+    if sin.shape != cos.shape:
+        raise ValueError(f"sin must be {shape_of(cos)} as cos, got {shape_of(sin)}")
+    rotary = cos.shape[-1] if cos.ndim else 0
+    if rotary % 2 or not 0 < rotary <= head_dim:
+        raise ValueError(f"cos must have an even width of at most {head_dim}, got {shape_of(cos)}")
+    if positions is None:
+        if cos.ndim != 3 or cos.shape[0] not in (1, batch) or cos.shape[1] != tokens:
+            raise ValueError(
+                f"cos must be ({batch} or 1, {tokens}, rotary_dim) for q {shape_of(q)}, "
+                f"got {shape_of(cos)}"
+            )
+        return
+    if cos.ndim != 2:
+        raise ValueError(f"with positions cos must be (length, rotary_dim), got {shape_of(cos)}")
+    if positions.shape not in ((tokens,), (1, tokens), (batch, tokens)):
+        raise ValueError(
+            f"positions must be ({batch} or 1, {tokens}) or ({tokens},), got {shape_of(positions)}"
+        )
+    if positions.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"positions must be int32 or int64, got {positions.dtype}")
+    if positions.device != q.device:
+        raise ValueError(f"positions is on {positions.device}, q on {q.device}")

@@ -46,12 +46,10 @@ from torch import Tensor
 
 from fusedlib.launch.config import Config
 from fusedlib.launch.first_order import first_order
-from fusedlib.launch.launch import Launch, cdiv
-from fusedlib.launch.operator import DirectFunction, operator
-from fusedlib.launch.rows import cached_launch
+from fusedlib.launch.launch import Launch, cdiv, launch_for
+from fusedlib.launch.operator import DirectFunction, differentiable, operator
 from fusedlib.launch.saved import save_operands, saved_operands
 from fusedlib.ops.norm.kernels import most_parts, sum_parts
-from fusedlib.ops.rope.operands import check_rope
 
 PAIRS = 1024  # rotated pairs a program, 8 a thread: two loads of 16 bytes in flight in 16 bits
 MAX_SHARED_HEADS = 8  # that share the rows of cos and sin they read
@@ -204,17 +202,27 @@ def _normed_rope_bwd_kernel(  # type: ignore[no-untyped-def]
                  HALF, HALF_BLOCK, ROWS)  # fmt: skip
 
 
-def rope_call(
-    q: Tensor | None, k: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor | None,
-    inverse: bool, width: int | None = None,
-) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """q and k turned, or turned back, in heads of `width`; None of them gives None."""
-    given = [_heads_contiguous(x) for x in (q, k) if x is not None]
+def rope_fwd(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, width: int | None
+) -> tuple[Tensor, Tensor]:
+    """q and k turned, in heads of `width`, which is head_dim where it is None."""
+    given = [_heads_contiguous(x) for x in (q, k)]
     results = [_like(x, width or x.shape[-1]) for x in given]
+    if q.numel() + k.numel():
+        _start(given, results, *_tables(cos, sin, positions), False)
+    return results[0], results[1]
+
+
+def rope_bwd(
+    dq: Tensor | None, dk: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor | None,
+    head_dim: int,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """d_q and d_k, in heads of head_dim, each where its upstream gradient is not None."""
+    given = [_heads_contiguous(d) for d in (dq, dk) if d is not None]
+    results = [_like(d, head_dim) for d in given]
     if given[0].numel() + given[-1].numel():
-        _start(given, results, *_tables(cos, sin, positions), inverse)
-    found = iter(results)
-    return None if q is None else next(found), None if k is None else next(found)
+        _start(given, results, *_tables(cos, sin, positions), True)
+    return None if dq is None else results[0], None if dk is None else results[-1]
 
 
 def normed_rope_fwd(
@@ -250,7 +258,7 @@ def normed_rope_bwd(
     weights = q_weight.contiguous(), k_weight.contiguous()
     matrices = *given, *upstream, *results, cos, sin, *weights, partial
     key = "normed_rope_bwd", parts, head_dim, *scalars, q.dtype, q.device
-    cached_launch(make, key, *matrices)(*matrices)
+    launch_for(key, make, *matrices)(*matrices)
     d_q_weight, d_k_weight = sum_parts(partial, q_weight.dtype).chunk(2)
     return results[0], results[1], d_q_weight, d_k_weight
 
@@ -291,7 +299,7 @@ def _start(
     matrices = first, last, results[0], results[-1], cos, sin, index, *(weights or (cos, cos))
     dtypes = first.dtype, cos.dtype, index.dtype
     key = "rope", batch, *scalars, *constants.values(), *dtypes, first.device
-    cached_launch(make, key, *matrices)(*matrices)
+    launch_for(key, make, *matrices)(*matrices)
 
 
 def _strides(*heads: Tensor) -> list[int]:
@@ -324,40 +332,19 @@ def _tables(
     return cos, sin, positions
 
 
-@operator("rope")
-def rope_operator(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None
+def _shapes(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, width: int | None
 ) -> tuple[Tensor, Tensor]:
-    """q and k turned, for whoever watches operators."""
-    check_rope(q, k, cos, sin, positions)
-    turned_q, turned_k = rope_call(q, k, cos, sin, positions, False)
-    assert turned_q is not None and turned_k is not None
-    return turned_q, turned_k
+    q, k = (_like(_heads_contiguous(x), width or x.shape[-1]) for x in (q, k))
+    return q, k
 
 
-@operator("rope_backward", last=True)
-def _backward_operator(
-    dq: Tensor | None, dk: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    found = rope_call(dq, dk, cos, sin, positions, True)
-    d_q, d_k = (cos.new_empty(0) if f is None else f for f in found)
+def _shapes_of_gradients(
+    dq: Tensor | None, dk: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor | None,
+    head_dim: int,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    d_q, d_k = (None if d is None else _like(_heads_contiguous(d), head_dim) for d in (dq, dk))
     return d_q, d_k
-
-
-@torch.library.register_fake(rope_operator)
-def _(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(_heads_contiguous(q)), torch.empty_like(_heads_contiguous(k))
-
-
-@torch.library.register_fake(_backward_operator)
-def _(
-    dq: Tensor | None, dk: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    made = [cos.new_empty(0) if d is None else torch.empty_like(_heads_contiguous(d))
-            for d in (dq, dk)]  # fmt: skip
-    return made[0], made[1]
 
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -368,33 +355,30 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) ->
 
 
 def _gradients(backward: Any, ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Of q and k, each if wanted and reached; cos, sin and positions have none."""
+    """d_q and d_k, each if wanted and if its upstream gradient is not None.
+
+    Args:
+        backward: `rope_bwd`, or the operator that calls it.
+        ctx: what `_set_up` filled.
+        upstream: dq and dk, (batch, heads, tokens, width) or None.
+    """
     dq, dk = (d if want else None for d, want in zip(upstream, ctx.wants, strict=True))
-    gradients: tuple[Tensor | None, ...] = (None, None)
+    d_q: Tensor | None = None
+    d_k: Tensor | None = None
     if dq is not None or dk is not None:
-        gradients = backward(dq, dk, *saved_operands(ctx))
-    return (
-        None if dq is None else gradients[0],
-        None if dk is None else gradients[1],
-        None,
-        None,
-        None,
-    )
+        d_q, d_k = backward(dq, dk, *saved_operands(ctx), ctx.head_dim)
+    return None if dq is None else d_q, None if dk is None else d_k, None, None, None, None
 
 
-def _direct_gradients(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
-    back = bind(rope_call, inverse=True, width=ctx.head_dim)
-    return *_gradients(back, ctx, *upstream), None, None
-
-
-torch.library.register_autograd(
-    rope_operator, bind(_gradients, _backward_operator), setup_context=_set_up
+_backward = operator("rope_backward", rope_bwd, _shapes_of_gradients)
+rope_operator = differentiable(
+    "rope", rope_fwd, _shapes, _set_up, first_order(bind(_gradients, _backward))
 )
 
 
 class RopeFunction(DirectFunction):
-    """As `rope_call`, launched without the dispatcher."""
+    """q and k turned, of the arguments of `rope_fwd`, launched without the dispatcher."""
 
-    forward = staticmethod(rope_call)
+    forward = staticmethod(rope_fwd)
     setup_context = staticmethod(_set_up)
-    backward = staticmethod(first_order(_direct_gradients))
+    backward = staticmethod(first_order(bind(_gradients, rope_bwd)))

@@ -9,7 +9,7 @@ tensor cores.
 
 from __future__ import annotations
 
-from torch import Tensor
+import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -66,7 +66,7 @@ def _produce(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _rows(ring, stage, ROW: gl.constexpr, ROWS: gl.constexpr, TRANSPOSED: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Of a block, ROWS from ROW on; it is stored transposed if TRANSPOSED."""
+    """ROWS rows of a block, from row ROW on; the block is stored transposed if TRANSPOSED."""
     if TRANSPOSED:
         block = ring.index(stage).slice(ROW, ROWS, 1).permute((1, 0))
     else:
@@ -194,19 +194,25 @@ def _hopper_split_product_kernel(  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
-def supports(like: Tensor) -> bool:
-    """Whether this kernel runs on that tensor's device."""
-    return like.is_cuda and architecture(like.device) == 90
+def supports(device: torch.device) -> bool:
+    """Whether this kernel runs on that device."""
+    return device.type == "cuda" and architecture(device) == 90
 
 
 def launch(
-    like: Tensor, sizes: tuple[int, int, int, int], transposed: tuple[bool, bool]
-) -> HopperLaunch:  # fmt: skip
-    """For products of these sizes (m, n, k and a share of k); whether each factor is transposed."""
+    device: torch.device, sizes: tuple[int, int, int, int], transposed: tuple[bool, bool]
+) -> HopperLaunch:
+    """The launch of products of m by k and k by n numbers.
+
+    Args:
+        device: where the factors lie.
+        sizes: m, n, k, and how many terms of k a program sums.
+        transposed: whether A, whether B is stored transposed.
+    """
     tiles = cdiv(sizes[0], TILE) * cdiv(sizes[1], TILE)
     tiles *= cdiv(sizes[2], sizes[3])
     k = CONFIG.block_k
     blocks = [[k, TILE] if transposed[0] else [TILE, k], [TILE, k] if transposed[1] else [k, TILE]]
     constants = {"A_T": transposed[0], "B_T": transposed[1], "TILE": TILE, "SPAN": SPAN // k}
-    programs = min(tiles, multiprocessors(like.device))
+    programs = min(tiles, multiprocessors(device))
     return HopperLaunch(_hopper_split_product_kernel, CONFIG, programs, blocks, sizes, constants)

@@ -31,19 +31,7 @@ def split_mm(a: Tensor, b: Tensor) -> Tensor:
     return split_product(a, b)
 
 
-@operator("split_mm", last=True)
-def split_mm_operator(a: Tensor, b: Tensor) -> Tensor:
-    """`split_mm` as an operator, for torch.compile and whatever else watches operators."""
-    return split_mm(a, b)
-
-
-@torch.library.register_fake(split_mm_operator)
-def _(a: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty((a.shape[0], b.shape[1]))
-
-
-@operator("split_mm_gate_up", last=True)
-def split_mm_gate_up(a: Tensor, w_gate: Tensor, w_up: Tensor, transposed: bool) -> Tensor:
+def _multiply_gate_up(a: Tensor, w_gate: Tensor, w_up: Tensor, transposed: bool) -> Tensor:
     """A B, split, of A (m, k) and the rows of w_gate above those of w_up: they are B (k, n),
     or Bᵀ if transposed. All contiguous, fp32, on one device; the weights of one shape.
     """
@@ -51,9 +39,18 @@ def split_mm_gate_up(a: Tensor, w_gate: Tensor, w_up: Tensor, transposed: bool) 
     return split_product_of_stored(a, w_gate, (False, transposed), w_up)
 
 
-@torch.library.register_fake(split_mm_gate_up)
-def _(a: Tensor, w_gate: Tensor, w_up: Tensor, transposed: bool) -> Tensor:
+def _shape(a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty((a.shape[0], b.shape[1]))
+
+
+def _shape_of_gate_up(a: Tensor, w_gate: Tensor, w_up: Tensor, transposed: bool) -> Tensor:
     return a.new_empty((a.shape[0], 2 * w_gate.shape[0] if transposed else w_gate.shape[1]))
+
+
+# For torch.compile and whatever else watches operators. They have no gradient: those who call them
+# do so where nobody asks for one.
+split_mm_operator = operator("split_mm", split_mm, _shape)
+split_mm_gate_up = operator("split_mm_gate_up", _multiply_gate_up, _shape_of_gate_up)
 
 
 def is_operator_visible(*factors: Tensor) -> bool:

@@ -25,8 +25,6 @@ with the rest: so an MLP's weights of gate and up are split as one matrix, witho
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import triton
 import triton.language as tl
@@ -48,7 +46,7 @@ INTERPRETED = Config(num_warps=4, lines=TILE)  # fewer operations are faster the
 
 @triton.jit
 def _span_factors(magnitudes, axis: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of spans along an axis, from their magnitudes' bits: both factors' bits, and 2⁻ᵉ.
+    """The bits of both factors of each span along an axis, and 2⁻ᵉ, of magnitudes' bits.
 
     As integers magnitudes are in the same order, inf and nan above all numbers.
     """
@@ -114,32 +112,31 @@ def _split_kernel(  # type: ignore[no-untyped-def]
 
 
 class FactorSplitter:
-    """Splits matrices like one: its sizes, strides and device.
+    """Splits matrices like one, of its sizes and strides.
 
     Args:
+        device: where they lie.
         like: (rows, columns) fp32, the elements of a row side by side.
         by_columns: the sum runs down columns, not along rows.
-        new: allocates; None is the device's allocator.
         has_lower_half: as many rows lie in another tensor, below it.
     """
 
     def __init__(
-        self, like: Tensor, by_columns: bool, new: Callable[..., Tensor] | None = None,
-        has_lower_half: bool = False,
+        self, device: torch.device, like: Tensor, by_columns: bool, has_lower_half: bool = False
     ) -> None:  # fmt: skip
         upper_rows, columns = like.shape
         rows = 2 * upper_rows if has_lower_half else upper_rows
         tall, wide = cdiv(rows, TILE) * TILE, cdiv(columns, TILE) * TILE
-        self._new, self._by_columns = new or allocator(like.device), by_columns
-        self._parts = contiguous_layout((2 * tall, wide), torch.float16)
+        self._new, self._by_columns = allocator(device), by_columns
+        parts = contiguous_layout((2 * tall, wide), torch.float16)
         length, lines = (tall, wide) if by_columns else (wide, tall)
         spans = cdiv(length, SPAN)
-        self._factors = contiguous_layout((2 * spans, lines), torch.int32)
-        config = (COLUMNS if by_columns else ROWS) if like.is_cuda else INTERPRETED
+        self.results = parts, contiguous_layout((2 * spans, lines), torch.int32)
+        config = (COLUMNS if by_columns else ROWS) if device.type == "cuda" else INTERPRETED
         programs = spans * cdiv(lines, config.lines), 1, 1
         sizes = rows, columns, like.stride(0), upper_rows
         constants = {"BY_COLUMNS": by_columns, "TILE": TILE, "SPAN": SPAN}
-        self._split = Launch(_split_kernel, config, programs, (), sizes, constants)
+        self.launch = Launch(_split_kernel, config, programs, (), sizes, constants)
 
     def __call__(self, source: Tensor, lower_half: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The parts, (2·rows, columns) fp16 with both sizes filled up to multiples of 128, the high
@@ -150,6 +147,6 @@ class FactorSplitter:
         return kept_of_fixed(self._split_now, self._by_columns, source, lower_half)
 
     def _split_now(self, source: Tensor, lower_half: Tensor | None) -> tuple[Tensor, Tensor]:
-        parts, factors = self._new(*self._parts), self._new(*self._factors)
-        self._split(source, source if lower_half is None else lower_half, parts, factors)
+        parts, factors = self._new(*self.results[0]), self._new(*self.results[1])
+        self.launch(source, source if lower_half is None else lower_half, parts, factors)
         return parts, factors

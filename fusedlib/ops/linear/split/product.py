@@ -20,8 +20,8 @@ add eight terms and keep 25 bits: 30 + k/4096 there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import triton
@@ -37,9 +37,10 @@ from fusedlib.launch.launch import (
     contiguous_layout,
     current_device,
     current_index,
-    misalignment,
+    launch_for,
     multiprocessors,
     rows_contiguous,
+    without_memory,
 )
 from fusedlib.ops.blocks import tile_position
 from fusedlib.ops.linear.split import parts
@@ -127,35 +128,42 @@ def _split_product_kernel(  # type: ignore[no-untyped-def]
 
 
 class SplitProduct:
-    """C = A B at the sizes, strides and device of two factors.
+    """C = A B at the sizes and strides of two factors.
 
     Args:
+        device: where they lie.
         a: (m, k) as it is stored, (k, m) if transposed; elements of a row side by side.
         b: (k, n), or (n, k) if transposed.
         transposed: whether A, whether B is stored transposed.
-        new: allocates; None is the device's allocator.
         has_lower_half: b is the upper half of B's rows as they are stored.
     """
 
     def __init__(
-        self, a: Tensor, b: Tensor, transposed: tuple[bool, bool],
-        new: Callable[..., Tensor] | None = None, has_lower_half: bool = False,
+        self, device: torch.device, a: Tensor, b: Tensor, transposed: tuple[bool, bool],
+        has_lower_half: bool = False,
     ) -> None:  # fmt: skip
         (m, k), n = a.shape, b.shape[not transposed[1]]
         if transposed[0]:
             m, k = k, m
         if has_lower_half and transposed[1]:
             n *= 2
-        self._split_a = FactorSplitter(a, by_columns=transposed[0], new=new)
-        self._split_b = FactorSplitter(
-            b, by_columns=not transposed[1], new=new, has_lower_half=has_lower_half
-        )
-        k_splits = choose_k_splits(m, n, k, multiprocessors(a.device))
+        self._split_a = FactorSplitter(device, a, by_columns=transposed[0])
+        self._split_b = FactorSplitter(device, b, not transposed[1], has_lower_half)
+        k_splits = choose_k_splits(m, n, k, multiprocessors(device))
         k_per_split = cdiv(k, k_splits * MIN_K_PER_SPLIT) * MIN_K_PER_SPLIT
         k_splits = cdiv(k, k_per_split)
         self._c = contiguous_layout((m, n) if k_splits == 1 else (k_splits, m, n), torch.float32)
-        self._new = new or allocator(a.device)
-        self._multiply = _launch(a, (m, n, k, k_per_split), transposed)
+        self._new = allocator(device)
+        self._multiply = _launch(device, (m, n, k, k_per_split), transposed)
+
+    def launches(self, a: Tensor, b: Tensor) -> Iterator[tuple[Launch, tuple[Tensor, ...]]]:
+        """Each launch, of factors without memory, and matrices like those that it takes."""
+        a_parts, a_factors = without_memory(*self._split_a.results)
+        b_parts, b_factors = without_memory(*self._split_b.results)
+        yield self._split_a.launch, (a, a, a_parts, a_factors)
+        yield self._split_b.launch, (b, b, b_parts, b_factors)
+        c = without_memory(self._c)
+        yield self._multiply, (a_parts, b_parts, a_factors, b_factors, *c)
 
     def __call__(self, a: Tensor, b: Tensor, lower_half: Tensor | None = None) -> Tensor:
         """C (m, n), fp32; `lower_half` is the lower half of B's rows. On the current device."""
@@ -185,22 +193,17 @@ def choose_k_splits(m: int, n: int, k: int, programs: int) -> int:
 
 
 def _launch(
-    like: Tensor, sizes: tuple[int, int, int, int], transposed: tuple[bool, bool]
-) -> Launch:  # fmt: skip
-    if hopper is not None and hopper.supports(like):
-        return hopper.launch(like, sizes, transposed)
-    config = CONFIGS[architecture(like.device)] if like.is_cuda else INTERPRETER
+    device: torch.device, sizes: tuple[int, int, int, int], transposed: tuple[bool, bool]
+) -> Launch:
+    if hopper is not None and hopper.supports(device):
+        return hopper.launch(device, sizes, transposed)
+    config = CONFIGS[architecture(device)] if device.type == "cuda" else INTERPRETER
     tiles = cdiv(sizes[0], config.block_m) * cdiv(sizes[1], config.block_n)
     grid = tiles, cdiv(sizes[2], sizes[3]), 1
     constants = {
         "A_T": transposed[0], "B_T": transposed[1], "SPAN": parts.SPAN, "TILE": TILE,
     }  # fmt: skip
     return Launch(_split_product_kernel, config, grid, (), sizes, constants)
-
-
-# A product costs an H200's host 25 µs where it is kept, 75 where all is looked up anew, torch's 17.
-MAX_CACHED_PRODUCTS = 4096  # varying sequence lengths make one each
-_PRODUCTS: dict[Any, SplitProduct] = {}
 
 
 def split_product(a: Tensor, b: Tensor) -> Tensor:
@@ -236,12 +239,11 @@ def split_product_of_stored(
         with current_device(a):
             return split_product_of_stored(a, b, transposed, lower_half)
     has_lower_half = lower_half is not None
-    if not a.is_cuda or misalignment((a, b, b if lower_half is None else lower_half)):
-        return SplitProduct(a, b, transposed, has_lower_half=has_lower_half)(a, b, lower_half)
-    key = a.shape, b.shape, a.stride(0), b.stride(0), transposed, a.get_device(), has_lower_half
-    product = _PRODUCTS.get(key)
-    if product is None:
-        if len(_PRODUCTS) >= MAX_CACHED_PRODUCTS:
-            _PRODUCTS.clear()
-        product = _PRODUCTS[key] = SplitProduct(a, b, transposed, has_lower_half=has_lower_half)
+    sizes = a.shape, b.shape, a.stride(0), b.stride(0)
+    key = "split", sizes, transposed, a.get_device(), has_lower_half
+    make = partial(SplitProduct, a.device, a, b, transposed, has_lower_half)
+    lowest = b if lower_half is None else lower_half
+    # A product costs an H200's host 25 µs where it is kept, 75 where all is looked up anew, torch's
+    # 17.
+    product: Callable[..., Tensor] = launch_for(key, make, a, b, lowest)
     return product(a, b, lower_half)

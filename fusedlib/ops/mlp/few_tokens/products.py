@@ -1,12 +1,19 @@
-"""The products of `fusedlib.ops.mlp.few_tokens.kernels`, launches kept by length."""
+"""The products of `fusedlib.ops.mlp.few_tokens.kernels`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Iterator
 
 from torch import Tensor
 
-from fusedlib.launch.launch import Launch, allocator, contiguous_layout
+from fusedlib.launch.launch import (
+    Launch,
+    PlannedLaunch,
+    allocator,
+    contiguous_layout,
+    kept_launch,
+    without_memory,
+)
 from fusedlib.ops.arguments import FEW_TOKENS
 from fusedlib.ops.mlp import products as plain
 from fusedlib.ops.mlp.few_tokens import kernels
@@ -18,19 +25,35 @@ class Products(plain.Products):
     """The plain products of an MLP of even sizes: y in one launch, all gradients in another.
 
     y takes up to FEW_TOKENS tokens, more go to torch.
-
-    At most 256 tokens (`route.max_one_launch_tokens`), so that there are few launches to keep.
     """
 
-    def __init__(self, problem: MLPProblem, new: Callable[..., Tensor] | None = None) -> None:
+    def __init__(self, problem: MLPProblem) -> None:
         super().__init__()
         self._device, self._dtype = problem.device, problem.dtype
         _, self._hidden, self._inner = problem.sizes
         self._up_row = 0 if problem.pair else problem.inner
-        self._new = new or allocator(problem.device)
+        self._new = allocator(problem.device)
         self._w_gate_up = contiguous_layout((2 * problem.inner, problem.hidden), problem.dtype)
         self._w_down = contiguous_layout((problem.hidden, problem.inner), problem.dtype)
-        self._launches: dict[Hashable, Launch] = {}
+
+    def launches(self, problem: MLPProblem) -> Iterator[PlannedLaunch]:
+        """One launch of y, where few tokens have it, and one of all gradients."""
+        tokens, dtype = problem.tokens, self._dtype
+        sizes = (tokens, self._hidden), (tokens, self._inner), (tokens, 2 * self._inner)
+        x, h, gate_up = without_memory(*(contiguous_layout(size, dtype) for size in sizes))
+        w_gate_up, w_down = without_memory(self._w_gate_up, self._w_down)
+        if tokens <= FEW_TOKENS:
+            yield PlannedLaunch("y", plain.EITHER_SAVE, self._y_launch(tokens), (h, w_down, x))
+        launch = self._gradients_launch(True, True, True, tokens)
+        matrices = x, x, h, gate_up, w_gate_up, w_gate_up, x, w_gate_up, w_down
+        yield PlannedLaunch("gradients", plain.EITHER_SAVE, launch, matrices)
+
+    def _y_launch(self, tokens: int) -> Launch:
+        return kernels.down_launch(self._device, tokens, self._hidden, self._inner)
+
+    def _gradients_launch(self, x: bool, w_gate_up: bool, w_down: bool, tokens: int) -> Launch:
+        sizes = tokens, self._hidden, self._inner, self._up_row
+        return kernels.gradients_launch((x, w_gate_up, w_down), self._device, *sizes)
 
     def output(self, h: Tensor, w_down: Tensor, like: Tensor) -> Tensor:
         """y = h Wdᵀ, of like's shape."""
@@ -38,11 +61,7 @@ class Products(plain.Products):
             return super().output(h, w_down, like)
         y = self._new(tuple(like.shape), like.stride(), self._dtype)
         tokens = h.shape[0]
-        launch = self._launches.get(tokens)
-        if launch is None:
-            sizes = tokens, self._hidden, self._inner
-            launch = self._launches[tokens] = kernels.down_launch(self._device, *sizes)
-        launch(h, w_down, y)
+        kept_launch((self, "y", tokens), self._y_launch, tokens)(h, w_down, y)
         return y
 
     def gradients(
@@ -55,14 +74,10 @@ class Products(plain.Products):
         """
         h, d_gate_up = buffers
         tokens = upstream.numel() // self._hidden
-        name = wants, tokens
-        launch = self._launches.get(name)
         wants_x, wants_w_gate, wants_w_up, wants_w_down = wants
         wants_w_gate_up = wants_w_gate or wants_w_up
-        if launch is None:
-            computed = wants_x, wants_w_gate_up, wants_w_down
-            sizes = tokens, self._hidden, self._inner, self._up_row
-            launch = self._launches[name] = kernels.gradients_launch(computed, self._device, *sizes)
+        computed = wants_x, wants_w_gate_up, wants_w_down, tokens
+        launch = kept_launch((self, *computed), self._gradients_launch, *computed)
         # What is not wanted is neither read nor written: any matrix will do.
         dy = upstream
         d_x = self._new(tuple(dy.shape), dy.stride(), self._dtype) if wants_x else dy

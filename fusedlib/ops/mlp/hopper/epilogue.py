@@ -16,10 +16,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from fusedlib.ops.gluon_blocks import barrier, fetch, reinterpret
-from fusedlib.ops.mlp import activation
+from fusedlib.ops.mlp import activation_kernels
 from fusedlib.ops.mlp.hopper.tiles import count_units, unit_corner
 
-activate, slope = gluon.jit(activation.activate.fn), gluon.jit(activation.slope.fn)
+activate, slope = gluon.jit(activation_kernels.activate.fn), gluon.jit(activation_kernels.slope.fn)
 
 # Of a part in registers: two warps, 16 bytes a thread, 128 a row.
 PART_LAYOUT = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [2, 1], [1, 0]))
@@ -177,7 +177,7 @@ def fetch_gates(  # type: ignore[no-untyped-def]
     gates, fetched, gates_ready, gates_free, tokens, inner,
     FORWARD: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
-    """For the backward's epilogue, up to two parts ahead of it."""
+    """Fetch gate and up for the backward's epilogue, up to two parts ahead of it."""
     if not FORWARD:
         for pieces in gl.static_range(1, 3):
             end = count_units(tokens, inner, FORWARD, pieces)

@@ -17,9 +17,7 @@ Equations and tensors as in `fusedlib.ops.mlp.tiles`.
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
+import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -28,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fusedlib.launch.config import Config, with_roles
+from fusedlib.launch.config import with_roles
 from fusedlib.launch.hopper import HopperLaunch
 from fusedlib.launch.launch import multiprocessors
 from fusedlib.ops.gluon_blocks import barrier, fetch
@@ -229,9 +227,10 @@ def _hopper_swiglu_kernel(  # type: ignore[no-untyped-def]
 
 
 def forward_launch(
-    x: Tensor, inner: int, up_row: int, store: bool, activation: str = "silu"
-) -> HopperLaunch:
-    """For x (tokens, hidden) of 16-bit numbers, rows aligned to 16 elements, as all the others.
+    device: torch.device, tokens: int, hidden: int, inner: int, up_row: int, store: bool,
+    activation: str = "silu",
+) -> HopperLaunch:  # fmt: skip
+    """The launch for x (tokens, hidden) of 16-bit numbers; rows begin at multiples of 16 elements.
 
     It takes x, w_gate, w_up, gate_up and h; gate_up is written if stored. A packed weight
     (2·inner, hidden) stands for both, with `up_row` inner; of a pair that is 0.
@@ -239,26 +238,25 @@ def forward_launch(
     k = FORWARD.block_k
     blocks = [[128, k], [64, k], [64, k]]
     constants = {"ACTIVATION": activation, "FORWARD": True, "STORE": store, "AHEAD": False}
-    return _launch(FORWARD, blocks, x, inner, up_row, constants)
+    scalars = tokens, hidden, inner, up_row
+    return HopperLaunch(
+        _hopper_swiglu_kernel, FORWARD, multiprocessors(device), blocks, scalars, constants
+    )
 
 
 def backward_launch(
-    dy: Tensor, inner: int, store: bool, activation: str = "silu"
+    device: torch.device, tokens: int, hidden: int, inner: int, store: bool,
+    activation: str = "silu",
 ) -> HopperLaunch:  # fmt: skip
-    """For dy (tokens, hidden), likewise.
+    """The launch for dy (tokens, hidden) of 16-bit numbers; rows begin as those of x.
 
     It takes dy, w_down, gate_up, d_gate_up, h; d_gate_up may be gate_up, h is written if stored.
     """
     k = BACKWARD.block_k
-    ahead = dy.shape[1] <= MAX_HIDDEN_TO_PREFETCH and activation == "silu"
+    ahead = hidden <= MAX_HIDDEN_TO_PREFETCH and activation == "silu"
     blocks = [[128, k], [k, 128], [32, 64]]
     constants = {"ACTIVATION": activation, "FORWARD": False, "STORE": store, "AHEAD": ahead}
-    return _launch(BACKWARD, blocks, dy, inner, 0, constants)
-
-
-def _launch(
-    config: Config, blocks: list[list[int]], like: Tensor, inner: int, up_row: int,
-    constants: dict[str, Any],
-) -> HopperLaunch:  # fmt: skip
-    scalars, programs = (*like.shape, inner, up_row), multiprocessors(like.device)
-    return HopperLaunch(_hopper_swiglu_kernel, config, programs, blocks, scalars, constants)
+    scalars = tokens, hidden, inner, 0
+    return HopperLaunch(
+        _hopper_swiglu_kernel, BACKWARD, multiprocessors(device), blocks, scalars, constants
+    )
