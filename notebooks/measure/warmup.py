@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import numpy as np
+import pandas as pd
 from pydantic import Field
 
 from fusedlib.bench import attempt, fresh
 from fusedlib.bench.cases import device_of, grid, require_known, require_least
 from measure import study, transformer_trainer
-from measure.study import Experiment, PerRun, Positive, Study
+from measure.study import Column, Experiment, PerRun, Positive, Study
 from models import transformer
 
 MEASURED_STEPS = 10
@@ -121,13 +123,13 @@ class Sizes(study.Sizes):
     """cuda, mps, cpu, or auto for the best there is"""
     models: list[str] = ["nano", "micro"]
     """sizes of the Transformer, smallest first"""
-    directions: list[str] = ["forward", "backward", "forward+backward", "step"]
-    """what a step does"""
+    directions: list[str] = ["forward+backward"]
+    """what a step does: forward, backward, forward+backward or step"""
     warmups: list[int] = [0, 1, 2, 5]
     """warm-up steps the tables compare"""
     steps: Annotated[int, Field(ge=20)] = 30
     """steps each process records from its very first"""
-    processes: Processes = 2
+    processes: Processes = 1
     """fresh processes for each size and direction"""
     shared_processes: Processes = 1
     """processes that run all sizes one after the other"""
@@ -141,7 +143,7 @@ class Sizes(study.Sizes):
     """dtype of the weights"""
     attention: Literal["plain", "sdpa"] = "plain"
     """plain softmax(QKᵀ)V as published, or sdpa"""
-    compiled: list[str] = ["nano"]
+    compiled: list[str] = []
     """sizes whose first compiled step is timed"""
 
 
@@ -164,6 +166,142 @@ def _cases(sizes: Sizes) -> list[Case]:
     ]  # fmt: skip
 
 
+# --- what its columns mean -----------------------------------------------------------------------
+
+BOTH = "forward+backward"
+SAMPLES = ["samples_ms", "forward_samples_ms"]
+STAGES = ["gemm_ms", "gemm_again_ms", "corner_ms", "corner_again_ms", "first_ms", "settled_ms"]
+COLUMNS = {
+    "model": Column("size", names={name: name for name in transformer.SIZES}),
+    "direction": Column(
+        "a step does",
+        names={"forward": "forward", "backward": "backward", BOTH: "forward and backward",
+               "step": "forward, backward and AdamW"},
+    ),
+    "isolation": Column(
+        "process", names={"fresh": "one process a size", "shared": "one process for all sizes"}
+    ),
+    "source": Column(
+        "series",
+        names={"001": "course report", "004": "warm-up notebook", "fresh": "one process a size",
+               "shared": "one process for all sizes"},
+    ),
+    "origin": Column("origin", names={"published": "published", "measured": "measured"}),
+    "experiment": Column(
+        "experiment",
+        names={"steps": "series of steps", "stages": "stages of a first step",
+               "calls": "driver calls", "compilation": "compilation"},
+    ),
+    "warmup_steps": Column(
+        "warm-up", names={0: "no warm-up", 1: "one step", 2: "two steps", 5: "five steps"}
+    ),
+    "step": Column("step of the process", ",d"),
+    "late_ms": Column("late step", "3 ms", log=True),
+    "extra_ms": Column("first step above a late one", "3 ms", log=True),
+    "added_ms": Column("added to the mean of ten by the first step", "3 ms", log=True),
+    "over_late": Column("time over a late step", "3×", log=True),
+    "mean_ms": Column("mean", "4 ms"),
+    "std_ms": Column("standard deviation", "4 ms"),
+    "forward_share": Column("share of the forward pass", "2%"),
+    "gemm_extra_ms": Column("matrix product", "3 ms"),
+    "corner_extra_ms": Column("step on sixteen tokens", "3 ms"),
+    "whole_extra_ms": Column("whole step", "2 ms"),
+}  # fmt: skip
+
+
+def described(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with what follows from them, in ms.
+
+    A late step is the median of the last ten of its process (`late_ms`). `extra_ms` is the first
+    step above it, `added_ms` what a mean of ten steps without warm-up has of that, `over_late` this
+    mean over a late step. Of stages, `gemm_extra_ms`, `corner_extra_ms` and `whole_extra_ms` are
+    the first time above the second, or above a late step.
+    """
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *SAMPLES, *STAGES])))
+    figures = rows[STAGES].apply(pd.to_numeric, errors="coerce")
+    late = rows["samples_ms"].map(_late).astype(float)
+    extra = rows["samples_ms"].map(lambda s: s[0] if isinstance(s, list) else None) - late
+    return rows.assign(
+        late_ms=late, extra_ms=extra.astype(float), source=rows["isolation"], origin="measured",
+        warmup_steps=0,
+        added_ms=extra.astype(float) / MEASURED_STEPS,
+        over_late=rows["samples_ms"].map(lambda s: _ten(s, 0, np.mean)).astype(float) / late,
+        gemm_extra_ms=figures["gemm_ms"] - figures["gemm_again_ms"],
+        corner_extra_ms=figures["corner_ms"] - figures["corner_again_ms"],
+        whole_extra_ms=figures["first_ms"] - figures["settled_ms"],
+    )  # fmt: skip
+
+
+def after_warmup(rows: pd.DataFrame, *dropped: int) -> pd.DataFrame:
+    """Each series once a number of warm-up steps, `warmup_steps`: what a benchmark would report.
+
+    Of the ten steps that follow, `mean_ms`, `std_ms` and `over_late`, the mean over a late step;
+    where a step goes forward and backward also `forward_share`, of their time. A series that has
+    not as many steps is left out.
+    """
+    series = rows[rows["samples_ms"].map(lambda s: isinstance(s, list))]
+    both = series["direction"] == BOTH
+    parts = []
+    for count in dropped:
+        mean, std, forward = (
+            series[name].map(lambda s, of=of, count=count: _ten(s, count, of)).astype(float)
+            for name, of in ((SAMPLES[0], np.mean), (SAMPLES[0], _deviation), (SAMPLES[1], np.mean))
+        )
+        parts.append(series.assign(
+            warmup_steps=count, mean_ms=mean, std_ms=std, over_late=mean / series["late_ms"],
+            forward_share=(forward / mean).where(both),
+        ).dropna(subset="mean_ms"))  # fmt: skip
+    return pd.concat(parts)
+
+
+def by_step(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row a step of each series: `step`, from 1, and `over_late`, its time over a late step."""
+    series = rows[rows["samples_ms"].map(lambda s: isinstance(s, list))]
+    steps = series.assign(
+        step=[range(1, len(s) + 1) for s in series["samples_ms"]],
+        over_late=[list(np.array(s) / _late(s)) for s in series["samples_ms"]],
+    )
+    return steps.explode(["step", "over_late"]).astype({"step": int, "over_late": float})
+
+
+def from_tables(tables: pd.DataFrame) -> pd.DataFrame:
+    """Published means and standard deviations of ten steps with the columns of measured rows.
+
+    If nine steps of ten take r and one takes r + e, their mean is r + e/10 and their standard
+    deviation e/√10. So `added_ms`, e/10, is the deviation over √10; only where there was no
+    warm-up. A late step is that of the source's main table or of its longest warm-up.
+    """
+    ordered = tables.sort_values("warmup_steps", na_position="last", kind="stable")
+    settled = ordered.groupby(["source", "direction", "model"])["mean_ms"].transform("last")
+    forward = tables["mean_ms"].where(tables["direction"] == "forward")
+    dropped = tables["warmup_steps"].fillna(-1)
+    same = [tables["source"], tables["model"], dropped]
+    share = forward.groupby(same).transform("max") / tables["mean_ms"]
+    return tables.assign(
+        added_ms=(tables["std_ms"] / MEASURED_STEPS**0.5).where(dropped == 0),
+        forward_share=share.where(tables["direction"] == BOTH),
+        over_late=tables["mean_ms"] / settled, origin="published", experiment="steps",
+    )  # fmt: skip
+
+
+def _late(samples: Any) -> float | None:
+    """Median of a process's last ten steps."""
+    return float(np.median(samples[-MEASURED_STEPS:])) if isinstance(samples, list) else None
+
+
+def _ten(samples: Any, dropped: int, statistic: Any) -> float | None:
+    """A statistic of the ten steps after so many; None where there are fewer."""
+    if not isinstance(samples, list) or len(samples) < dropped + MEASURED_STEPS:
+        return None
+    return float(statistic(samples[dropped : dropped + MEASURED_STEPS]))
+
+
+def _deviation(samples: Any) -> float:
+    """The sample standard deviation."""
+    return float(np.std(samples, ddof=1))
+
+
 STUDY = Study(
-    "01_warmup", Sizes, [Experiment("first steps", PerRun(lambda sizes: Measure()), _cases)]
+    "01_warmup", Sizes, [Experiment("first steps", PerRun(lambda sizes: Measure()), _cases)],
+    COLUMNS, described, repeats=("process", "steps", "together"),
 )  # fmt: skip

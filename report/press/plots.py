@@ -16,6 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 
 from press import style
 from press.formats import formatted, tick, unit
+from press.published import MACHINE
 
 # A label of a line takes this share of an axis's height.
 _LINE = 0.075
@@ -208,10 +209,11 @@ def _data(frame: pd.DataFrame, columns: Sequence[str | None]) -> pd.DataFrame:
 
 
 def _cards(data: pd.DataFrame, card: str | None) -> pd.Series:
-    """The place of each row's card among those there are."""
+    """The place of each row's card among those there are; published rows look like the first's."""
     if card is None:
         return pd.Series(0, data.index, name="_card")
-    order = {name: at for at, name in enumerate(dict.fromkeys(data[card].sort_values()))}
+    names = [name for name in dict.fromkeys(data[card].sort_values()) if name != MACHINE]
+    order = {name: at for at, name in enumerate(names)} | {MACHINE: 0}
     return data[card].map(order).astype(int).rename("_card")
 
 

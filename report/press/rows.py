@@ -24,6 +24,7 @@ from measure.recording import results
 from measure.study import Column, Study
 from press import display, plots, style
 from press.analysis import NoRowsError, over_recordings, ratios, unmeasured
+from press.published import MACHINE
 
 THIS = "this machine"
 TIME = "median_ms"
@@ -68,6 +69,18 @@ class Rows(pd.DataFrame):
             listed = values if isinstance(values, list) else [values]
             rows = rows[~rows[name].isin(rows._recorded(name, listed))]
         return rows._remember()
+
+    def beside(self, tables: pd.DataFrame) -> "Rows":
+        """These rows and those of published tables, as `press.published.as_rows` gives them.
+
+        Published rows are of no machine: a picture gives them filled marks, so `by` or `panel` must
+        tell them apart, and a table gives them a column.
+        """
+        order = [*self["machine"].cat.categories, MACHINE]
+        both = Rows(pd.concat([pd.DataFrame(self), pd.DataFrame(tables)], ignore_index=True))
+        both["machine"] = pd.Categorical(both["machine"], order)
+        both.attrs = dict(self.attrs)
+        return both
 
     # --- comparing -------------------------------------------------------------------------------
 
@@ -184,7 +197,8 @@ class Rows(pd.DataFrame):
         if value is not None and not isinstance(value, str):
             return self._facts(keys, value, options)
         shown = self._drawing(value)
-        heads = [columns, "machine"] if shown._machines[1:] else [columns]
+        tables = set(shown["machine"]) - {*shown._machines}
+        heads = [columns, "machine"] if len(shown._machines) + len(tables) > 1 else [columns]
         if not pd.api.types.is_numeric_dtype(shown[shown._value]):
             cells = shown._texts([*keys, *heads])
         else:
@@ -223,10 +237,10 @@ class Rows(pd.DataFrame):
         """What is shown and what was chosen, in words; of one machine alone also which."""
         kept = {name: value for name, value in self._kept.items() if name != "machine"}
         chosen = [self._as_read(name, value) for name, value in kept.items()]
-        value = self._says(self._value).label
+        value = self._says(self._value).label if self._value else ""
         what = f"{value}, {self.attrs['sides']}" if "sides" in self.attrs else value
-        text = f"{what[0].upper()}{what[1:]}"
-        text += f" ({', '.join(chosen)})" if chosen else ""
+        kept = f"({', '.join(chosen)})" if chosen else ""
+        text = f"{what[:1].upper()}{what[1:]} {kept}".strip() or "What was measured"
         if len(self._machines) > 1:
             return f"{text}."
         return f"{text}, {' '.join(map(self._machine_label, self._machines))}."
@@ -255,10 +269,11 @@ class Rows(pd.DataFrame):
 
     @property
     def _machines(self) -> list[str]:
-        """Those that have a row, the leading one first."""
+        """Those that have a row, the leading one first; published rows are of none."""
         there = {*self.loc[self["status"] == "ok", "machine"]} if "status" in self else {
             *self["machine"]
         }  # fmt: skip
+        there -= {MACHINE}
         return [str(name) for name in self["machine"].cat.categories if name in there]
 
     def _remember(self, **attributes: Any) -> "Rows":
@@ -330,7 +345,8 @@ class Rows(pd.DataFrame):
         if value is None or (isinstance(value, float) and pd.isna(value)):
             return "none"
         says = self._says(name)
-        if isinstance(value, float | int) and not isinstance(value, bool):
+        number = isinstance(value, float | int) and not isinstance(value, bool)
+        if number and value not in says.names:
             return display.formatted(value, says.format or (",d" if value == int(value) else ""))
         return str(says.names.get(value, value))
 
@@ -427,7 +443,7 @@ class Rows(pd.DataFrame):
         display.table(
             frame.rename(columns={name: self._says(name).label for name in values}),
             formats={name: spec for name, spec in formats.items() if spec},
-            **self._remember(value=values[0])._words("table", options),
+            **self._remember(value="")._words("table", options),
         )
 
     def _draw(
