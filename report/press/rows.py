@@ -243,7 +243,7 @@ class Rows(pd.DataFrame):
         text = f"{what[:1].upper()}{what[1:]} {kept}".strip() or "What was measured"
         if len(self._machines) > 1:
             return f"{text}."
-        return f"{text}, {' '.join(map(self._machine_label, self._machines))}."
+        return f"{', '.join([text, *map(self._machine_label, self._machines)])}."
 
     def _marks(self) -> str:
         """Which marks are whose, where a picture shows several machines."""
