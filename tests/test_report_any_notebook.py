@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from copy import deepcopy
 from html import unescape
 from typing import Any
 
@@ -247,3 +248,35 @@ def test_figures_are_the_same_whatever_the_user_s_matplotlibrc_says(tmp_path):
         assert done.returncode == 0, done.stderr[-500:]
         drawn.append(done.stdout)
     assert drawn[0].startswith("<?xml") and drawn[0] == drawn[1]
+
+
+def test_answers_fold_on_a_page_and_stand_in_the_pdf(tmp_path):
+    """HTML in Markdown is text, but for the fold that the web and JupyterLab know too."""
+    folded = (
+        "**Predict:** how many?\n\n<details><summary>What happened?</summary>\n\nSeven $x^2$ of "
+        "*them*.\n</details>\n\nThen <b>go on</b>."
+    )
+    notebook = new_notebook(cells=[new_markdown_cell(f"# One\n\n{folded}")])
+    page, _ = FusedlibHTMLExporter().from_notebook_node(deepcopy(notebook))
+    fold = page[page.index('<details class="answer">') : page.index("</details>\n<p>Then")]
+    assert "<summary>What happened?</summary>" in fold and "<em>them</em>" in fold
+    assert "&lt;b&gt;go on" in page and "&lt;details" not in page
+    source, _ = FusedlibTypstExporter().from_notebook_node(deepcopy(notebook))
+    assert '#emph("What happened?")' in source and source.index("Seven") > source.index("What hap")
+
+
+def test_a_committed_picture_is_part_of_the_page(monkeypatch, tmp_path):
+    """Wherever the page lies; a picture that is not drawn yet is left out, and the words stay."""
+    (tmp_path / "figures").mkdir()
+    drawn = '<svg xmlns="http://www.w3.org/2000/svg" width="10pt" height="10pt"><path/></svg>'
+    (tmp_path / "figures" / "speed.svg").write_text(drawn)
+    monkeypatch.setattr(preprocessors.paths, "ROOT", tmp_path)
+    speed, gone = (f"![{alt}](../figures/{alt}.svg)" for alt in ("speed", "gone"))
+    text = f"# One\n\nBefore.\n\n{speed}\n\nAfter.\n\n{gone}\n\nThe end."
+    notebook = new_notebook(cells=[new_markdown_cell(text)])
+    page, _ = FusedlibHTMLExporter().from_notebook_node(deepcopy(notebook))
+    assert page.index("Before.") < page.index("<svg") < page.index("speed</figcaption>")
+    assert page.index("speed</figcaption>") < page.index("After.") < page.index("The end.")
+    assert "../figures" not in page
+    pdf, _ = FusedlibPDFExporter().from_notebook_node(deepcopy(notebook))
+    assert pdf.startswith(b"%PDF")

@@ -182,7 +182,7 @@ def test_nothing_failed_and_every_study_states_a_claim(paper: Any) -> None:
         press(cell).study for cell in paper.cells for o in cell.get("outputs", [])
         if meaning(o).get("kind") == "claim"
     }  # fmt: skip
-    assert stated == {*STUDIES}
+    assert stated == {name.removesuffix(DETAILS) for name in STUDIES}
     assert not [c for c in paper.cells if press(c).get("role") == "failure"]
 
 
@@ -274,7 +274,7 @@ def test_what_is_held_less_and_what_the_peak_is_are_told_apart(products: Path) -
 
 def test_how_much_of_a_gain_launching_costs_is_counted(claims_of) -> None:
     """ "Most of the gain is the cost of launching" was false at width 512."""
-    [claim] = [c for c in claims_of("03_kernels") if c.name == "few-tokens"]
+    [claim] = [c for c in claims_of("03_kernels" + DETAILS) if c.name == "few-tokens"]
     for evaluation in (e for s in claim.standings for e in s.answers):
         assert 0 <= evaluation.values["most"] < evaluation.values["widths"] == 4
 

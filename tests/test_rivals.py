@@ -62,7 +62,10 @@ def swift(monkeypatch, tmp_path):
 def test_a_new_rival_is_everywhere(swift, monkeypatch):
     shown: list[tuple[dict, dict]] = []
     monkeypatch.setattr(display, "_emit", lambda data, meaning, *_: shown.append((data, meaning)))
-    claims = {c.name: c for c in replay.analysis_of(paths.NOTEBOOKS / f"{STUDY}.ipynb").claims}
+    folders = paths.NOTEBOOKS, paths.REPORT / "sections"
+    notebooks = (folder / f"{STUDY}.ipynb" for folder in folders)
+    stated = [claim for path in notebooks for claim in replay.analysis_of(path).claims]
+    claims = {claim.name: claim for claim in stated}
     tables = " ".join(d["text/html"] for d, m in shown if m["kind"] == "table")
     figures = [m for _, m in shown if m["kind"] == "figure"]
     assert swift in tables

@@ -7,12 +7,14 @@ import pytest
 
 from measure import study as studies
 from measure.study import SizesError
+from press import rows
 from press.running import config, parameters, runner
 from press.running.config import ConfigError, Study
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 PROFILE = 'profile: str = "quick"'
 REAL = config.load().studies
+ON_VERBS = [p.name for p in REAL if "press.rows import" in p.notebook.read_text("utf-8")]
 
 
 def declaring(folder: Path, *lines: str, measure: str = "") -> Study:
@@ -116,7 +118,7 @@ def test_a_setting_reaches_every_size_and_every_knob():
     settings = ["repetitions=7", "sweep_widths=64", "03_kernels.load_seconds=2"]
     [job] = runner.jobs([kernels], settings, "quick")
     assert job.parameters == {
-        "sweep_widths": [64], "sizes": {"profile": "quick", "repetitions": 7, "load_seconds": 2.0}
+        "repetitions": 7, "sizes": {"profile": "quick", "sweep_widths": [64], "load_seconds": 2.0}
     }  # fmt: skip
     [job] = runner.jobs([kernels], [], "full")
     table = job.parameters["sizes"]
@@ -133,9 +135,9 @@ def test_knobs_are_sizes_with_their_defaults_and_few(part):
     exec(cell.source, values)
     assert values["sizes"] == {} and part.profiles["quick"] == {}
     sizes = study.sized({})
-    assert {n: values[n] for n in declared if n != "sizes"} == {
-        name: getattr(sizes, name) for name in declared if name != "sizes"
-    }
+    measured = [name for name in declared if name in study.sizes.model_fields]  # others redraw
+    assert {n: values[n] for n in measured} == {n: getattr(sizes, n) for n in measured}
+    assert len(measured) >= 2 or part.name not in ON_VERBS
     assert len(declared) <= 7 and all(knob.help for knob in declared.values())
     assert all(field.description for field in study.sizes.model_fields.values())
 
@@ -147,17 +149,24 @@ def test_papermill_and_make_record_measure_the_same_cases(part, profile, monkeyp
     device = {"quick": "cpu", "full": "cuda"}[profile]
     [job] = runner.jobs([part], [f"device={device}"], profile)
     given = []
-    monkeypatch.setattr(
-        studies.Study, "measure", lambda study, sizes, recorder: given.append((study, sizes))
-    )
+
+    class MeasuredError(Exception):
+        """So that nothing is done with the rows."""
+
+    def measure(study, sizes, recorder):
+        given.append((study, sizes))
+        raise MeasuredError
+
+    monkeypatch.setattr(studies.Study, "measure", measure)
     cells = nbformat.read(part.notebook, as_version=4).cells
-    namespace = {"study": studies}
+    namespace = {"study": studies, "measure": rows.measure}
     [declared] = [cell for cell in cells if parameters.TAG in cell.metadata.get("tags", [])]
     exec(declared.source, namespace)
     namespace |= job.parameters
     for cell in cells:
-        if "measure" in cell.metadata.get("tags", []):
-            exec(cell.source, namespace)
+        if cell.cell_type == "code" and "measure(" in cell.source and "def " not in cell.source:
+            with pytest.raises(MeasuredError):
+                exec(cell.source, namespace)
     [(study, sizes)] = given
     if profile == "full":
         assert study.cases(sizes) == studies.full_cases(part.name)

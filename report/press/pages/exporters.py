@@ -20,7 +20,7 @@ from traitlets.config import Config
 from measure.recording import paths
 from press.display import TABLE_MIME, header_groups
 from press.pages import ReportError, html, outputs, svg, typst_filters
-from press.pages.preprocessors import Fragments, Headings, Numbers, Opening, Pictures
+from press.pages.preprocessors import Answers, Fragments, Headings, Numbers, Opening, Pictures
 from press.style import INK, PAPER_INK
 
 FILTERS = {
@@ -57,7 +57,7 @@ class PressExporter(TemplateExporter):
     target = "html"  # what Markdown becomes, or "typst"
     suffix, folder, template_suffix = ".html", "fusedlib_html", ".html.j2"
     steps: ClassVar[list[type]] = [
-        CoalesceStreamsPreprocessor, Opening, Pictures, Headings, Numbers, Fragments,
+        CoalesceStreamsPreprocessor, Opening, Answers, Pictures, Headings, Numbers, Fragments,
     ]  # fmt: skip
 
     @property

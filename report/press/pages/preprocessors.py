@@ -11,6 +11,7 @@ What a preprocessor finds out stands in `metadata.press` of a cell, an output or
 import base64
 import re
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from functools import partial
 from io import BytesIO
 from itertools import chain, count
@@ -42,6 +43,7 @@ _LINK = re.compile(
     r'(?: "\w+")?\)'  # a number's value: see `press.words`
 )
 _PICTURE = re.compile(r"^!\[([^\]]*)\]\((?:\.\./)*figures/([\w-]+)\.svg\)[ ]*$", re.MULTILINE)
+_ANSWER = re.compile(r"<details>\s*<summary>(.*?)</summary>(.*?)</details>", re.DOTALL)
 _FROM_TARGET = ("", "Figure", "Table", "Section")
 
 
@@ -113,9 +115,32 @@ class Opening(Preprocessor):
         return nb, resources
 
 
+class Answers(Preprocessor):
+    """An answer in `<details>` becomes a cell of its own, which pages fold and paper shows.
+
+    HTML in Markdown is shown as text; this much of it the web, JupyterLab and our pages all know.
+    """
+
+    def preprocess(self, nb: Any, resources: Any) -> Any:
+        """Split the cells at their answers."""
+        cells = []
+        for cell in nb.cells:
+            pieces = _ANSWER.split(cell.source) if cell.cell_type == "markdown" else []
+            if len(pieces) < 4:
+                cells.append(cell)
+                continue
+            cells.append(_text(pieces[0], cell))
+            for summary, answer, text in zip(*(pieces[at::3] for at in (1, 2, 3)), strict=True):
+                folded = _text(answer, cell)
+                press(folded).update(press(cell), role="answer", summary=summary)
+                cells += [folded, _text(text, cell)]
+        nb.cells = [c for c in cells if c.cell_type != "markdown" or c.source or "role" in press(c)]
+        return nb, resources
+
+
 def _text(source: str, cell: Any) -> Any:
     """A Markdown cell with part of another one's text."""
-    return new_markdown_cell(source.strip("\n"), metadata=cell.metadata)
+    return new_markdown_cell(source.strip("\n"), metadata=deepcopy(cell.metadata))
 
 
 class Headings(Preprocessor):
