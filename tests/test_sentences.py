@@ -6,7 +6,6 @@ A sentence that a program fills or decides is a claim, and held elsewhere.
 import json
 from collections.abc import Callable
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -94,15 +93,6 @@ def as_long_under_load(measured: Rows) -> bool:
     return at_load["power_w"].median().min() > 670 and ratio.dropna().between(0.93, 1.05).all()
 
 
-def one_warm_up_step(measured: Rows) -> bool:
-    alone = measured[(measured["experiment"] == "steps") & (measured["isolation"] == "fresh")]
-    alone = alone[alone["direction"] == "forward+backward"]
-    cold, warm = (
-        [np.mean(s[n : n + 10]) - np.median(s[-10:]) for s in alone["samples_ms"]] for n in (0, 1)
-    )
-    return len(cold) > 4 and np.median(np.abs(warm)) < 0.1 * np.median(cold)
-
-
 BOTH = ["nvidia-h200", "nvidia-h100"]
 SAID = [
     ("04_memory", "holds less with many tokens, somewhat more than Liger with about "
@@ -119,8 +109,6 @@ SAID = [
      BOTH, at_the_power_limit),
     ("11_llama", "an arm takes about the time that it takes in turns",
      BOTH, as_long_under_load),
-    ("01_warmup", "One warm-up step takes nearly all of it away", BOTH,
-     one_warm_up_step),
 ]  # fmt: skip
 
 

@@ -251,3 +251,18 @@ def test_measure_adds_this_machine_s_rows_to_the_recorded_ones(monkeypatch):
     assert asked == [{"profile": "quick", "seeds": 2}]
     assert {*shown["machine"]} == {FAST, SLOW}
     assert "this machine" in meaning_of(lambda: shown.points(y="width"))["caption"]
+
+
+def test_published_rows_stand_beside_and_are_of_no_machine():
+    line = {
+        "machine": "published", "recording": "as published", "status": "ok", "seed": 0,
+        "provider": "eager", "experiment": "time", "dtype": "bfloat16", "session": "none",
+    }  # fmt: skip
+    widths = {"case": ["p", "q"], "width": [64, 128], "median_ms": [4.0, 5.0]}
+    tables = pd.DataFrame(widths).assign(**line)
+    both = made().of(machine="H200", provider="eager").beside(tables)
+    columns, lines = cells(lambda: both.table("width"))
+    assert [head[-1] for head in columns[1:]] == ["H200", "published"]
+    assert lines == [["64", "2.50 ms", "4.00 ms"], ["128", "8.50 ms", "5.00 ms"]]
+    shown = meaning_of(lambda: both.points(y="width"))
+    assert shown["machines"] == [FAST] and "published" in shown["data"]

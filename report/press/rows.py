@@ -239,8 +239,8 @@ class Rows(pd.DataFrame):
         chosen = [self._as_read(name, value) for name, value in kept.items()]
         value = self._says(self._value).label if self._value else ""
         what = f"{value}, {self.attrs['sides']}" if "sides" in self.attrs else value
-        kept = f"({', '.join(chosen)})" if chosen else ""
-        text = f"{what[:1].upper()}{what[1:]} {kept}".strip() or "What was measured"
+        choice = f"({', '.join(chosen)})" if chosen else ""
+        text = f"{what[:1].upper()}{what[1:]} {choice}".strip() or "What was measured"
         if len(self._machines) > 1:
             return f"{text}."
         return f"{', '.join([text, *map(self._machine_label, self._machines)])}."
