@@ -34,15 +34,15 @@ def forward(
     """
     store, inner = gate_up is not None, h.shape[1]
     key = "forward", x.shape, h.shape, x.dtype, store, pair
-    made = _KEPT.get(key)
-    if made is None:
-        made = _KEPT[key] = hopper.forward_launch(
+    launch = _KEPT.get(key)
+    if launch is None:
+        launch = _KEPT[key] = hopper.forward_launch(
             x.device, *x.shape, inner, 0 if pair else inner, store
         )
     w_gate = w_up = w_gate_up
     if pair:
         w_up, w_gate = w_gate_up.roll(inner, 0).chunk(2)
-    made(x, w_gate, w_up, h if gate_up is None else gate_up, h)
+    launch(x, w_gate, w_up, h if gate_up is None else gate_up, h)
 
 
 def backward(
@@ -51,10 +51,10 @@ def backward(
     """The same of d_gate_up, which may be gate_up, and, where it is given, h."""
     store, inner = h is not None, w_down.shape[1]
     key = "backward", dy.shape, inner, dy.dtype, store
-    made = _KEPT.get(key)
-    if made is None:
-        made = _KEPT[key] = hopper.backward_launch(dy.device, *dy.shape, inner, store)
-    made(dy, w_down, gate_up, d_gate_up, d_gate_up if h is None else h)
+    launch = _KEPT.get(key)
+    if launch is None:
+        launch = _KEPT[key] = hopper.backward_launch(dy.device, *dy.shape, inner, store)
+    launch(dy, w_down, gate_up, d_gate_up, d_gate_up if h is None else h)
 
 
 def drawn(shape: tuple[int, int, int], dtype: str, device: str) -> dict[str, Tensor]:

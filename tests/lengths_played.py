@@ -105,7 +105,7 @@ class Noted:
         from fusedlib.launch import binaries, launch
 
         binaries.compile_in_background = lambda key, compiled: None
-        binaries.load_kernel = lambda made: (lambda *_: None, ())
+        binaries.load_kernel = lambda binary: (lambda *_: None, ())
         self.keys, self._seen = {}, []
         triton.knobs.runtime.jit_cache_hook = self.hook
         original = launch.Launch._start

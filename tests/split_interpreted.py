@@ -104,9 +104,9 @@ def test_parts_add_up(by_columns):
     """By spans of 128, of which there are two, the second ragged."""
     a = torch.randn(130, 200) * 3e-4 * torch.exp2(torch.randint(-30, 30, (130, 1)).float())
     a[3, :150], a[4], a[5, 7], a[6] = 0.0, 0.0, 1e-42, torch.randn(200) * 1e-41
-    found, factors = parts.FactorSplitter(a.device, a, by_columns)(a)
-    assert found.shape == (2 * 256, 256) and factors.shape == (2 * 2, 256)
-    parted = found.double().chunk(2)
+    split, factors = parts.FactorSplitter(a.device, a, by_columns)(a)
+    assert split.shape == (2 * 256, 256) and factors.shape == (2 * 2, 256)
+    parted = split.double().chunk(2)
     assert not any(p[130:].any() or p[:, 200:].any() for p in parted)
     high, low = (p[:130, :200] for p in parted)
     a, high, low = (t.mT if by_columns else t for t in (a.double(), high, low))

@@ -156,7 +156,7 @@ class TestBinaries:
     def _fresh(self, monkeypatch):
         for name in ("_LOADED", "_COMPILING"):
             monkeypatch.setattr(binaries, name, {})
-        monkeypatch.setattr(binaries, "load_kernel", lambda made: ("loaded", made))
+        monkeypatch.setattr(binaries, "load_kernel", lambda binary: ("loaded", binary))
         monkeypatch.setattr(binaries, "_with_launcher", lambda compiled: compiled())
 
     def test_threads_that_want_the_same_compile_it_once(self):

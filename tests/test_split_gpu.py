@@ -214,9 +214,9 @@ def test_parts_of_more_than_2_to_the_31_elements(by_columns):
     shape = (2**22 + 130, 520)
     a = torch.ones(shape, device="cuda")
     a[-1, -1] = 3.0
-    found, factors = parts.FactorSplitter(a.device, a, by_columns)(a)
-    rows = found.shape[0] // 2
+    split, factors = parts.FactorSplitter(a.device, a, by_columns)(a)
+    rows = split.shape[0] // 2
     line = shape[1] - 1 if by_columns else shape[0] - 1
     unit = factors[-2:, line].view(torch.float32).double().prod().item()
-    assert found[shape[0] - 1, shape[1] - 1].item() * unit == 3.0
-    assert not found[rows:].any() and not found[shape[0] : rows].any()
+    assert split[shape[0] - 1, shape[1] - 1].item() * unit == 3.0
+    assert not split[rows:].any() and not split[shape[0] : rows].any()

@@ -32,7 +32,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(studies, "load", lambda name: TINY)
 
 
-def made(times=TIMES, **more):
+def timed_rows(times=TIMES, **more):
     lines = [
         {"machine": machine, "recording": recording, "case": f"{width}{name}", "status": "ok",
          "provider": name, "width": width, "dtype": "bfloat16", "experiment": "time", "seed": 0,
@@ -67,13 +67,13 @@ def cells(draw):
 
 
 def test_a_value_is_chosen_as_recorded_or_as_shown():
-    both = pd.concat([made(), made(dtype="float32")])
-    both.attrs = made().attrs
-    assert len(both.of(dtype="bf16")) == len(both.of(dtype="bfloat16")) == len(made())
+    both = pd.concat([timed_rows(), timed_rows(dtype="float32")])
+    both.attrs = timed_rows().attrs
+    assert len(both.of(dtype="bf16")) == len(both.of(dtype="bfloat16")) == len(timed_rows())
     assert {*both.of(width=[64], provider="PyTorch")["provider"]} == {"eager"}
     assert {*both.but(provider="PyTorch")["provider"]} == {"fused"}
     assert {*both.of(machine="H100")["machine"]} == {SLOW}
-    assert len(made(precision=None).of(precision=None)) == len(made())
+    assert len(timed_rows(precision=None).of(precision=None)) == len(timed_rows())
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,11 @@ def test_a_value_is_chosen_as_recorded_or_as_shown():
 )  # fmt: skip
 def test_a_verb_refuses_with_a_sentence(choose, words):
     with pytest.raises(ValueError, match=re.escape(words)):
-        choose(made())
+        choose(timed_rows())
 
 
 def test_rows_without_figures_are_refused_but_kept_for_claims():
-    failed = made().assign(status="failed", median_ms=None)
+    failed = timed_rows().assign(status="failed", median_ms=None)
     assert len(failed.of(width=64)) == 6
     with pytest.raises(rows.NoRowsError, match="none of these rows has a time"):
         failed.per("width", "provider")
@@ -112,39 +112,39 @@ def test_rows_without_figures_are_refused_but_kept_for_claims():
 
 def test_speed_is_a_ratio_inside_a_session():
     """Across recordings 2.0 / 1.2 would be another number."""
-    speed = made().of(machine="H200").speed(of="fused")
+    speed = timed_rows().of(machine="H200").speed(of="fused")
     assert {*speed["provider"]} == {"eager"}
     assert sorted(speed["ratio"]) == [2.0, 2.0, 2.5, 3.0]
-    over = made().of(machine="H200").speed(over="eager")
+    over = timed_rows().of(machine="H200").speed(over="eager")
     assert {*over["provider"]} == {"fused"} and sorted(over["ratio"]) == [2.0, 2.0, 2.5, 3.0]
-    assert made().of(machine="H100").speed(of="fused").extent() == {"eager": (1.0, 1.0)}
+    assert timed_rows().of(machine="H100").speed(of="fused").extent() == {"eager": (1.0, 1.0)}
 
 
 def test_samples_that_were_timed_in_turns_are_compared_pair_by_pair():
-    two = made({(FAST, "a"): {64: (1.0, 2.0)}})
+    two = timed_rows({(FAST, "a"): {64: (1.0, 2.0)}})
     two["samples_ms"] = [[1.0, 1.0, 4.0], [3.0, 3.0, 4.0]]
     assert two.speed(of="fused")["ratio"].tolist() == [3.0]
 
 
 def test_per_takes_the_median_over_recordings_with_their_range():
-    lines = made().of(provider="fused", machine="H200").per("width")
+    lines = timed_rows().of(provider="fused", machine="H200").per("width")
     assert lines[["width", "value", "low", "high", "n"]].to_numpy().tolist() == [
         [64, 1.1, 1.0, 1.2, 2], [128, 3.5, 3.0, 4.0, 2]
     ]  # fmt: skip
 
 
 def test_the_extent_is_over_cases_of_each_the_median_over_recordings():
-    extent = made().of(machine="H200").speed(of="fused").extent()
+    extent = timed_rows().of(machine="H200").speed(of="fused").extent()
     assert extent == {"eager": (2.25, 2.5)}
-    assert made().count("width") == 2
+    assert timed_rows().count("width") == 2
 
 
 def test_repetitions_may_differ_and_other_fields_may_not():
-    seeds = pd.concat([made(), made(seed=1)])
-    seeds.attrs = made().attrs
+    seeds = pd.concat([timed_rows(), timed_rows(seed=1)])
+    seeds.attrs = timed_rows().attrs
     assert len(seeds.per("width", "provider")) == 6
-    mixed = pd.concat([made(), made(dtype="float32")])
-    mixed.attrs = made().attrs
+    mixed = pd.concat([timed_rows(), timed_rows(dtype="float32")])
+    mixed.attrs = timed_rows().attrs
     with pytest.raises(ValueError, match="differ in dtype .dtype: fp32, bf16."):
         mixed.per("width", "provider")
     assert len(mixed.per("width", "provider", "dtype")) == 12
@@ -154,7 +154,7 @@ def test_repetitions_may_differ_and_other_fields_may_not():
 
 
 def test_points_tell_machines_apart_in_one_panel():
-    speed = made().of(dtype="bf16").speed(of="fused")
+    speed = timed_rows().of(dtype="bf16").speed(of="fused")
     shown = meaning_of(lambda: speed.points(y="width", title="Speed.", name="tiny"))
     assert shown["caption"] == (
         "Speed. Times as fast, fusedlib against each other one (bf16). "
@@ -168,7 +168,7 @@ def test_points_tell_machines_apart_in_one_panel():
 
 
 def test_lines_bars_and_panels_draw_the_value_that_is_asked_for():
-    one = made(error=0.5).of(machine="H200")
+    one = timed_rows(error=0.5).of(machine="H200")
     lines = drawn(lambda: one.lines(x="width", y="error", panel="dtype"))
     assert {*lines["value"]} == {0.5} and {*lines["panel"]} == {"bf16"}
     bars = drawn(lambda: one.bars(y="width", panel=["dtype", "experiment"]))
@@ -177,19 +177,19 @@ def test_lines_bars_and_panels_draw_the_value_that_is_asked_for():
 
 
 def test_a_table_has_a_column_a_name_and_a_machine():
-    columns, lines = cells(lambda: made().table("width"))
+    columns, lines = cells(lambda: timed_rows().table("width"))
     assert columns[1:] == [["fusedlib", "H200"], ["fusedlib", "H100"], ["PyTorch", "H200"],
                            ["PyTorch", "H100"]]  # fmt: skip
     assert lines == [["64", "1.10 ms", "2.00 ms", "2.50 ms", "2.00 ms"],
                      ["128", "3.50 ms", "—", "8.50 ms", "—"]]  # fmt: skip
     columns, lines = cells(
-        lambda: made().of(machine="H200").speed(of="fused").table("dtype", cell="extent")
+        lambda: timed_rows().of(machine="H200").speed(of="fused").table("dtype", cell="extent")
     )
     assert columns == [["dtype"], ["PyTorch"]] and lines == [["bf16", "2.25–2.50×"]]
 
 
 def test_a_table_of_several_figures_has_a_column_each():
-    facts = made(error=0.5, version="torch 2").of(machine="H200", width=64)
+    facts = timed_rows(error=0.5, version="torch 2").of(machine="H200", width=64)
     columns, lines = cells(lambda: facts.table("provider", value=["median_ms", "version"]))
     assert columns == [["implementation"], ["time"], ["version"]]
     assert lines == [["fusedlib", "1.10 ms", "torch 2"], ["PyTorch", "2.50 ms", "torch 2"]]
@@ -198,12 +198,12 @@ def test_a_table_of_several_figures_has_a_column_each():
 def test_an_explorer_offers_the_values_that_there_are(monkeypatch):
     offered = {}
     monkeypatch.setattr(display, "explore", lambda show, **choices: offered.update(choices))
-    made().explore("width", "dtype").points(y="provider")
+    timed_rows().explore("width", "dtype").points(y="provider")
     assert offered == {"width": [64, 128], "dtype": ["bf16"]}
 
 
 def test_unmeasured_says_why():
-    failed = made().assign(status="unavailable", reason="the package quack is not installed")
+    failed = timed_rows().assign(status="unavailable", reason="the package quack is not installed")
     _, lines = cells(lambda: failed.unmeasured())
     assert lines == [["unavailable", "the package quack is not installed", "fusedlib, PyTorch",
                       "4"]]  # fmt: skip
@@ -221,7 +221,7 @@ class Recorded:
         pass
 
     def rows(self):
-        return pd.DataFrame(made())
+        return pd.DataFrame(timed_rows())
 
 
 def test_a_study_shows_recorded_machines_and_one_by_its_name(monkeypatch):
@@ -260,7 +260,7 @@ def test_published_rows_stand_beside_and_are_of_no_machine():
     }  # fmt: skip
     widths = {"case": ["p", "q"], "width": [64, 128], "median_ms": [4.0, 5.0]}
     tables = pd.DataFrame(widths).assign(**line)
-    both = made().of(machine="H200", provider="eager").beside(tables)
+    both = timed_rows().of(machine="H200", provider="eager").beside(tables)
     columns, lines = cells(lambda: both.table("width"))
     assert [head[-1] for head in columns[1:]] == ["H200", "published"]
     assert lines == [["64", "2.50 ms", "4.00 ms"], ["128", "8.50 ms", "5.00 ms"]]

@@ -43,9 +43,9 @@ def test_a_published_deviation_tells_the_slow_step():
         "warmup_steps": pd.array([0, 0, 1, 1], "Int64"), "mean_ms": [np.mean(ten), 4.0, 2.0, 4.0],
         "std_ms": [np.std(ten, ddof=1), 0.0, 0.0, 0.0],
     }  # fmt: skip
-    told = from_tables(pd.DataFrame(table))
-    assert told["added_ms"][0] == pytest.approx(10.0 / warmup.MEASURED_STEPS)
-    assert told["added_ms"][2:].isna().all(), "the table had a warm-up"
-    assert told["over_late"].tolist() == pytest.approx([1.5, 1.0, 1.0, 1.0])
-    assert told["forward_share"][1] == pytest.approx(0.75) and told["forward_share"][3] == 0.5
-    assert told["forward_share"][[0, 2]].isna().all()
+    tables = from_tables(pd.DataFrame(table))
+    assert tables["added_ms"][0] == pytest.approx(10.0 / warmup.MEASURED_STEPS)
+    assert tables["added_ms"][2:].isna().all(), "the table had a warm-up"
+    assert tables["over_late"].tolist() == pytest.approx([1.5, 1.0, 1.0, 1.0])
+    assert tables["forward_share"][1] == pytest.approx(0.75) and tables["forward_share"][3] == 0.5
+    assert tables["forward_share"][[0, 2]].isna().all()

@@ -196,11 +196,11 @@ def described(rows: pd.DataFrame) -> pd.DataFrame:
     )  # fmt: skip
 
 
-def _above_second(first: Any, second: Any, made: Any) -> float | None:
-    """Median over lengths of which no kernel was made: the first call less the second, ms."""
+def _above_second(first: Any, second: Any, compiled: Any) -> float | None:
+    """Median over lengths that compiled no kernel: the first call less the second, ms."""
     if not isinstance(first, list):
         return None
-    calls = zip(first, second, made, strict=True)
+    calls = zip(first, second, compiled, strict=True)
     return median([a - b for a, b, kernels in calls if not kernels] or [float("nan")])
 
 

@@ -278,10 +278,10 @@ def load(name: str) -> Study:
         ValueError: unknown, with those that are known.
     """
     known = _entries()
-    [*found] = (full for full in known if name in (full, full.partition("_")[2]))
-    if not found:
+    [*matching] = (full for full in known if name in (full, full.partition("_")[2]))
+    if not matching:
         raise ValueError(f"study {name!r} is unknown; known: {', '.join(known)}")
-    return declared(known[found[0]]["measure"])
+    return declared(known[matching[0]]["measure"])
 
 
 def declared(module: str) -> Study:

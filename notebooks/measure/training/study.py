@@ -418,7 +418,7 @@ class Sizes(study.Sizes):
         return super().where.replace("mps", "cpu")
 
     @property
-    def behind(self) -> dict[str, Any]:
+    def layer_after_convolutions(self) -> dict[str, Any]:
         """What the runs with convolutions share."""
         return setting(self.train_images, self.test_images, self.width, self.where)
 
@@ -427,30 +427,37 @@ def _pace_cases(sizes: Sizes) -> Cases:
     turns = {"rounds": sizes.rounds, "steps": sizes.steps}
     everyone, python = [*sizes.whole, *sizes.once], {"launch": "python", **turns}
     return [
-        *cases("pace", everyone, sizes.behind, source="device", **python),
-        *cases("pace", sizes.fed, sizes.behind, source="loader", **python),
-        *cases("pace", everyone, sizes.behind, source="device", launch="graph", **turns),
+        *cases("pace", everyone, sizes.layer_after_convolutions, source="device", **python),
+        *cases("pace", sizes.fed, sizes.layer_after_convolutions, source="loader", **python),
+        *cases(
+            "pace",
+            everyone,
+            sizes.layer_after_convolutions,
+            source="device",
+            launch="graph",
+            **turns,
+        ),
     ]
 
 
 def _training_cases(sizes: Sizes) -> Cases:
-    behind, everyone = sizes.behind, [*sizes.whole, *sizes.once]
+    layer, everyone = sizes.layer_after_convolutions, [*sizes.whole, *sizes.once]
     narrow = min(sizes.width, 768)  # of 784 pixels
     bare = setting(sizes.alone_images, sizes.test_images, narrow, sizes.where)
     clock: dict[str, Any] = {"seed": 0, "epochs": 1, "launch": "python"}
-    listed = cases("epoch", sizes.clocked, behind, source="device", **clock)
-    listed += cases("epoch", sizes.fed, behind, source="loader", **clock)
-    listed += cases("repeat", everyone, behind, steps=sizes.steps)
-    listed += data_cases(behind, 10 * sizes.steps)
+    listed = cases("epoch", sizes.clocked, layer, source="device", **clock)
+    listed += cases("epoch", sizes.fed, layer, source="loader", **clock)
+    listed += cases("repeat", everyone, layer, steps=sizes.steps)
+    listed += data_cases(layer, 10 * sizes.steps)
     launch = "graph" if sizes.where == "cuda" else "python"
     for seed in range(sizes.seeds):
         each: dict[str, Any] = {"seed": seed, "source": "device", "launch": launch}
         convolved = {"network": "convolutions", **each}
-        listed += cases("run", sizes.whole, behind, epochs=sizes.epochs, **convolved)
+        listed += cases("run", sizes.whole, layer, epochs=sizes.epochs, **convolved)
         listed += cases(
             "run", sizes.alone, bare, network="swiglu only", epochs=sizes.epochs, **each
         )  # fmt: skip
-        listed += cases("run", sizes.once, behind, epochs=1, **convolved)
+        listed += cases("run", sizes.once, layer, epochs=1, **convolved)
     return listed
 
 

@@ -10,7 +10,7 @@ What a preprocessor finds out stands in `metadata.press` of a cell, an output or
 
 import base64
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from functools import partial
 from io import BytesIO
@@ -93,26 +93,21 @@ class Opening(Preprocessor):
     """
 
     def preprocess(self, nb: Any, resources: Any) -> Any:
-        """Split the cells at such lines; of a figure that is not drawn yet the text stays."""
-        cells = []
-        for cell in nb.cells:
-            pieces = _PICTURE.split(cell.source) if cell.cell_type == "markdown" else []
-            if len(pieces) < 4:
-                cells.append(cell)
-                continue
-            cells.append(_text(pieces[0], cell))
-            for alt, name, text in zip(*(pieces[at::3] for at in (1, 2, 3)), strict=True):
-                path = paths.ROOT / "figures" / f"{name}.svg"
-                if path.is_file():
-                    drawn = path.read_text(encoding="utf-8").replace(PAPER_INK, INK)
-                    drawn = drawn.replace(GROUND, "")
-                    shown = {"kind": "figure", "caption": alt, "alt": alt, "name": f"{name}-first"}
-                    output = new_output("display_data", figure_data(drawn, shown))
-                    output.metadata["fusedlib"] = shown
-                    cells.append(new_code_cell("", outputs=[output], metadata=cell.metadata))
-                cells.append(_text(text, cell))
-        nb.cells = cells
+        """Split the cells at such lines; one of a figure that is not drawn yet is left out."""
+        nb.cells = [part for cell in nb.cells for part in _split(cell, _PICTURE, _opening)]
         return nb, resources
+
+
+def _opening(cell: Any, alt: str, name: str) -> Any:
+    """A cell that shows a figure of `figures/`; None where it is not drawn yet."""
+    path = paths.ROOT / "figures" / f"{name}.svg"
+    if not path.is_file():
+        return None
+    drawn = path.read_text(encoding="utf-8").replace(PAPER_INK, INK).replace(GROUND, "")
+    shown = {"kind": "figure", "caption": alt, "alt": alt, "name": f"{name}-first"}
+    output = new_output("display_data", figure_data(drawn, shown))
+    output.metadata["fusedlib"] = shown
+    return new_code_cell("", outputs=[output], metadata=cell.metadata)
 
 
 class Answers(Preprocessor):
@@ -123,19 +118,32 @@ class Answers(Preprocessor):
 
     def preprocess(self, nb: Any, resources: Any) -> Any:
         """Split the cells at their answers."""
-        cells = []
-        for cell in nb.cells:
-            pieces = _ANSWER.split(cell.source) if cell.cell_type == "markdown" else []
-            if len(pieces) < 4:
-                cells.append(cell)
-                continue
-            cells.append(_text(pieces[0], cell))
-            for summary, answer, text in zip(*(pieces[at::3] for at in (1, 2, 3)), strict=True):
-                folded = _text(answer, cell)
-                press(folded).update(press(cell), role="answer", summary=summary)
-                cells += [folded, _text(text, cell)]
-        nb.cells = [c for c in cells if c.cell_type != "markdown" or c.source or "role" in press(c)]
+        nb.cells = [part for cell in nb.cells for part in _split(cell, _ANSWER, _answer)]
         return nb, resources
+
+
+def _answer(cell: Any, summary: str, text: str) -> Any:
+    answer = _text(text, cell)
+    press(answer).update(press(cell), role="answer", summary=summary)
+    return answer
+
+
+def _split(cell: Any, pattern: re.Pattern[str], make: Callable[..., Any]) -> Iterator[Any]:
+    """The cell, or its text split where the pattern matches.
+
+    `make` gives a match's cell, of the cell and the match's groups, or None.
+    """
+    if cell.cell_type != "markdown" or not pattern.search(cell.source):
+        yield cell
+        return
+    end = 0
+    for match in pattern.finditer(cell.source):
+        yield _text(cell.source[end : match.start()], cell)
+        if (part := make(cell, *match.groups())) is not None:
+            yield part
+        end = match.end()
+    if cell.source[end:].strip():
+        yield _text(cell.source[end:], cell)
 
 
 def _text(source: str, cell: Any) -> Any:

@@ -58,7 +58,7 @@ class Parameter(NamedTuple):
 
 def settable(study: Study) -> dict[str, Parameter]:
     """What may be set of a notebook, by name: all sizes of its study, and knobs that are none."""
-    found = {
+    parameters = {
         name: Parameter(TYPES[knob.inferred_type_name], knob.default, knob.help)
         for name, knob in knobs(study).items()
         if knob.inferred_type_name in TYPES and name != PROFILE
@@ -67,8 +67,8 @@ def settable(study: Study) -> dict[str, Parameter]:
         sizes = studies.declared(study.measure).sizes
         for name, size in sizes.model_fields.items():
             kind, meaning = sizes.kinds()[name], size.description or ""
-            found[name] = Parameter(kind, repr(size.default), meaning)
-    return found
+            parameters[name] = Parameter(kind, repr(size.default), meaning)
+    return parameters
 
 
 def choose(
