@@ -195,6 +195,15 @@ def test_a_table_of_several_figures_has_a_column_each():
     assert lines == [["fusedlib", "1.10 ms", "torch 2"], ["PyTorch", "2.50 ms", "torch 2"]]
 
 
+def test_figures_of_rows_that_differ_are_refused_and_texts_are_not():
+    mixed = pd.concat([timed_rows(version="torch 2"), timed_rows(dtype="float32")])
+    mixed.attrs = timed_rows().attrs
+    mixed = mixed.of(machine="H200", width=64)
+    with pytest.raises(ValueError, match="differ in dtype"):
+        mixed.table("provider", value=["median_ms", "version"])
+    assert cells(lambda: mixed.table("provider", value=["version", "session"]))[1]
+
+
 def test_an_explorer_offers_the_values_that_there_are(monkeypatch):
     offered = {}
     monkeypatch.setattr(display, "explore", lambda show, **choices: offered.update(choices))

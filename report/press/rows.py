@@ -1,7 +1,7 @@
 """Verbs over recorded rows: what a notebook shows in one to five lines.
 
     rows = study("03_kernels")
-    bf16 = rows.of(dtype="bf16", direction="forward+backward", launch="in turns")
+    bf16 = rows.of(dtype="bf16", direction="forward+backward", launch="interleaved")
     bf16.speed(of="fused").points(y="model")
 
 A selection remembers what was chosen and writes its caption. Labels, units, names and orders come
@@ -188,8 +188,8 @@ class Rows(pd.DataFrame):
         Args:
             rows: columns of which each combination is a line.
             value: the column that is shown; by default the ratio after `speed`, else the time. Of
-                several each has a column, in place of `columns`. Of a text each different one is
-                listed.
+                several each has a column, in place of `columns`: the median of numbers, the last of
+                texts. Of one text each different one is listed.
             cell: "median" over recordings, or "extent", the least and the greatest over cases.
             options: `title`, `name`, `note`.
         """
@@ -399,7 +399,9 @@ class Rows(pd.DataFrame):
         """
         may_differ = {*keys, *self.study.repeats}
         fields = [f for f in self.study.fields if f in self and f not in may_differ]
-        groups = self.groupby([*keys, "recording"], observed=True, dropna=False)
+        # A name may be a field of some cases and a list of figures of others.
+        lists = {f: self[f].map(str) for f in fields if self[f].map(type).eq(list).any()}
+        groups = self.assign(**lists).groupby([*keys, "recording"], observed=True, dropna=False)
         counts = groups[fields].nunique(dropna=False).max()
         if differing := [name for name in fields if counts[name] > 1]:
             name = differing[0]
@@ -433,9 +435,11 @@ class Rows(pd.DataFrame):
         for name in (*keys, *values):
             self._column(name)
         keys = [*keys, "machine"] if self._machines[1:] else keys
-        rows = self[self["status"] == "ok"]
+        rows = self[self["status"] == "ok"]._remember()
         each = rows.groupby(keys, observed=True, sort=False)
         texts = {name: not pd.api.types.is_numeric_dtype(rows[name]) for name in values}
+        if not all(texts.values()):
+            rows._require_alike(list(dict.fromkeys([*keys, "machine"])))
         cells = each.agg({name: "last" if texts[name] else "median" for name in values})
         frame = self._named(cells.reset_index(), keys).set_index(keys)
         frame = frame.rename_axis([self._says(key).label for key in keys])
