@@ -93,6 +93,17 @@ def as_long_under_load(measured: Rows) -> bool:
     return at_load["power_w"].median().min() > 670 and ratio.dropna().between(0.93, 1.05).all()
 
 
+def most_in_the_products(measured: Rows) -> bool:
+    models = measured[(measured["group"] == "models") & (measured["launch"] == "python")]
+    models = models[(models["dtype"] == "bfloat16") & (models["experiment"] == "swiglu")]
+    both = models[models["direction"] == "forward+backward"]
+    times = both.pivot_table(
+        "median_ms", ["tokens", "hidden_size", "intermediate_size"], "provider", "median"
+    )
+    shares = times["products"] / times["eager"]
+    return len(shares) == 8 and shares.between(0.5, 1).all()
+
+
 BOTH = ["nvidia-h200", "nvidia-h100"]
 SAID = [
     ("04_memory", "holds less with many tokens, somewhat more than Liger with about "
@@ -107,6 +118,8 @@ SAID = [
      BOTH, below_the_power_limit),
     ("03_kernels", "In bf16 the GPU then reaches its power limit and lowers its clock",
      BOTH, at_the_power_limit),
+    ("03_kernels", "Plain PyTorch already spends most of its time in the products", BOTH,
+     most_in_the_products),
     ("11_llama", "an arm takes about the time that it takes in turns",
      BOTH, as_long_under_load),
 ]  # fmt: skip
