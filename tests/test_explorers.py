@@ -1,11 +1,15 @@
 """What a reader may choose in JupyterLab: a choice without rows says so, in place of an error."""
 
 import json
+import tempfile
 from functools import partial
 from itertools import product
+from pathlib import Path
 
+import nbformat
 import pytest
 
+from fusedlib.bench import machine as machines
 from press import display, replay, style
 from press.running import config
 from report_sample import outputs_of
@@ -24,7 +28,7 @@ def printed(analysis):
     return [o["data"]["text/markdown"] for o in shown if "text/markdown" in o["data"]]
 
 
-@pytest.mark.parametrize("study", ["01_warmup", "04_memory", "08_profile"])
+@pytest.mark.parametrize("study", ["04_memory", "08_profile"])
 def test_every_choice_shows_something(monkeypatch, study):
     """A rival that was not measured at a shape gave an IndexError of pandas."""
     silent, chosen = [], []
@@ -41,6 +45,43 @@ def test_every_choice_shows_something(monkeypatch, study):
     monkeypatch.setattr(display, "explore", all_choices)
     analysed(STUDIES[study].notebook)
     assert chosen and not silent
+
+
+ON_VERBS = [n for n, s in STUDIES.items() if "press.rows import" in s.notebook.read_text("utf-8")]
+
+
+@pytest.mark.parametrize("machine", ["nvidia-h200", "nvidia-h100"])
+@pytest.mark.parametrize("study", ON_VERBS)
+def test_every_choice_and_this_machine_s_own_rows_are_drawn(monkeypatch, study, machine):
+    """On a machine that measured all of the full profile, as recorded machines did.
+
+    The cell "This machine" merged rows of several directions, which a small profile did not have.
+    """
+    chosen = []
+
+    def all_choices(show, **choices):
+        every = list(product(*choices.values()))
+        for values in every[:: -(-len(every) // MOST)]:
+            chosen.append(values)
+            assert outputs_of(partial(show, **dict(zip(choices, values, strict=True))))
+
+    monkeypatch.setattr(style, "svg", lambda fig: "<svg></svg>")
+    monkeypatch.setattr(display, "explore", all_choices)
+    monkeypatch.setattr(replay, "LIVE", "not left out")
+    notebook = nbformat.read(STUDIES[study].notebook, as_version=4)
+    notebook.cells = [
+        cell for cell in notebook.cells
+        if "live" not in cell.metadata.get("tags", []) or "this machine" in cell.source
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / f"{study}.ipynb"
+        nbformat.write(notebook, path)
+        with replay.recorded_rows():
+            monkeypatch.setattr(machines, "key", lambda: machine)
+            analysis = replay.analysis_of(path)
+    assert chosen
+    [own] = [cell for cell in analysis.notebook.cells if 'shown="this machine"' in cell.source]
+    assert own.outputs
 
 
 @pytest.mark.parametrize(

@@ -507,7 +507,10 @@ class Explorer:
 
         def show(*args: Any, **options: Any) -> None:
             def view(**chosen: Any) -> None:
-                draw(rows.of(**chosen), *args, **{"name": f"{verb}-explored"} | options)
+                try:
+                    draw(rows.of(**chosen), *args, **{"name": f"{verb}-explored"} | options)
+                except NoRowsError as error:  # not every combination was measured
+                    display.prose(f"Nothing to show: {error}.")
 
             choices = {
                 name: [rows._as_read(name, v) if isinstance(v, str) else v
