@@ -161,6 +161,8 @@ def test_points_tell_machines_apart_in_one_panel():
         "Filled marks: H200, open marks: H100. Bars: range over recordings."
     )
     assert shown["name"] == "tiny" and shown["machines"] == [FAST, SLOW]
+    alike = made().assign(median_ms=1.0)  # recordings agree, as where bytes are counted
+    assert "Bars" not in meaning_of(lambda: alike.points(y="width"))["caption"]
     data = drawn(lambda: speed.points(y="width"))
     assert data[["width", "provider", "machine", "value"]].to_numpy().tolist() == [
         [64, "eager", "H200", 2.25], [64, "eager", "H100", 1.0], [128, "eager", "H200", 2.5]
