@@ -203,10 +203,10 @@ class Sizes(study.Sizes):
 
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """cuda, cpu, or auto for the best there is"""
-    rivals: list[str] = ["all", "fused-input"]
-    """who is measured at the shapes"""
+    rivals: list[str] = ["light", "fused-input"]
+    """who is measured at the shapes; light: all that need no compiler"""
     everywhere: list[str] = ["light", "fused-input"]
-    """elsewhere; light: all that need no compiler"""
+    """elsewhere"""
     shapes: list[str] = ["128·128·448"]
     """bf16 MLPs, tokens·hidden·intermediate"""
     tokens: list[int] = [8, 32, 512]
@@ -223,7 +223,7 @@ class Sizes(study.Sizes):
     """depths of the stacks"""
     stack_fp32: str = "16·128·128"
     """a layer of the fp32 stack"""
-    stack_bf16: str = "1024·128·352"
+    stack_bf16: str = "256·32·88"
     """a layer of the bf16 stack"""
 
 
@@ -269,7 +269,7 @@ COLUMNS = {
     "peak_at": Column("moment of the peak"),
     "counted": Column("peak, by hand"),
     "counted_mib": Column("by hand, MiB", ",d"),
-    "peak_share": Column("peak over weights and inputs, of PyTorch's", "3×"),
+    "peak_f": Column("peak over weights and inputs, in F", "3", log=True),
     "whole_mib": Column("peak with weights and inputs, MiB", "4"),
     "over_fused": Column("Liger's peak over a fused layer's", "3×"),
     "part": Column(
@@ -277,9 +277,9 @@ COLUMNS = {
         names={"saved": "saved for backward", "output": "y", "gradients": "gradients",
                "temporaries": "temporaries"},
     ),
-    "part_mib": Column("peak over weights and inputs, MiB", ",d"),
+    "part_mib": Column("peak over weights and inputs, MiB", "3"),
     "beside_liger": Column("beside Liger"),
-    "total_peak_mib": Column("peak with weights, MiB", ",d", log=True),
+    "total_peak_mib": Column("peak with weights, MiB", "4", log=True),
     "layer_mib": Column("one more layer, MiB", ",d"),
     "layer_counted_mib": Column("one more layer by hand, MiB", ",d"),
     "in_weights": Column("peak for each layer, over its weights", "3×"),
@@ -290,13 +290,13 @@ def described(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with what follows from them.
 
     Of a layer: `shape`; `density`, its tokens over its hidden size, and `aspect`, its intermediate
-    over its hidden size, with which all counts scale; `saved_f`, what is saved in units of F.
+    over its hidden size, with which all counts scale; `saved_f` and `peak_f`, what is saved and the
+    peak in units of F.
     Of a step: `peak_at`, `counted` and `counted_mib`, the peak by the ledger of the path that ran;
-    `whole_mib`, the peak with weights and inputs; `peak_share` and `over_fused`, the peak and the
-    whole over PyTorch's and over fusedlib's in the same recording; `beside_liger`, how fusedlib's
-    peak compares with Liger's, in words. Of a stack: `layer_mib`, the peak over that of the stack
-    before it, a layer; `layer_counted_mib`, the same by hand; `in_weights`, the peak a layer over
-    the weights of one.
+    `whole_mib`, the peak with weights and inputs; `over_fused`, Liger's over fusedlib's in the same
+    recording; `beside_liger`, how fusedlib's peak compares with Liger's, in words. Of a stack:
+    `layer_mib`, the peak over that of the stack before it, a layer; `layer_counted_mib`, the same
+    by hand; `in_weights`, the peak a layer over the weights of one.
     """
     figures = ["operands_mib", "dy_mib", "peak_mib", "saved_mib", "total_peak_mib", "layers"]
     used = [*SHAPE, *figures, "held", "path", *(f"peak_{name}_mib" for name in CATEGORIES)]
@@ -304,12 +304,12 @@ def described(rows: pd.DataFrame) -> pd.DataFrame:
     numbers = {name: pd.to_numeric(rows[name], errors="coerce") for name in (*SHAPE[:3], *figures)}
     tokens, hidden, inner = (numbers[name] for name in SHAPE[:3])
     nbytes = rows["dtype"].map({"bfloat16": 2, "float32": 4})
-    depth = numbers["layers"]
+    depth, one_f = numbers["layers"], tokens * inner * nbytes / MIB
     widths = zip(tokens, hidden, inner, strict=True)
     rows = rows.assign(
         **numbers, shape=["·".join(f"{n:.0f}" for n in each) for each in widths],
         density=tokens / hidden, aspect=inner / hidden,
-        saved_f=numbers["saved_mib"] / (tokens * inner * nbytes / MIB),
+        saved_f=numbers["saved_mib"] / one_f, peak_f=numbers["peak_mib"] / one_f,
         whole_mib=numbers["operands_mib"] + numbers["dy_mib"] + numbers["peak_mib"],
         in_weights=numbers["total_peak_mib"] / (3 * hidden * inner * nbytes / MIB * depth),
     )  # fmt: skip
@@ -317,7 +317,6 @@ def described(rows: pd.DataFrame) -> pd.DataFrame:
     peaks, wholes = (_by_rival(steps, value) for value in ("peak_mib", "whole_mib"))
     liger = steps["provider"] == "liger"
     return rows.assign(
-        peak_share=steps["peak_mib"] / peaks["eager"],
         over_fused=(steps["whole_mib"] / wholes["fused"]).where(liger),
         beside_liger=_beside_liger(steps["tokens"], peaks["fused"] / peaks["liger"]),
         **_counted(steps), **_one_more_layer(stacks),
@@ -325,10 +324,10 @@ def described(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _by_rival(steps: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Beside each row the figures of PyTorch, Liger and fusedlib for its problem and recording."""
+    """Beside each row the figures of Liger and fusedlib for its problem and recording."""
     keys = ["machine", "recording", *SHAPE]
     rows = steps.astype({"machine": str})
-    wide = rows.pivot_table(value, keys, "provider").reindex(columns=["eager", "liger", "fused"])
+    wide = rows.pivot_table(value, keys, "provider").reindex(columns=["liger", "fused"])
     return rows[keys].join(wide, on=keys)
 
 
