@@ -10,7 +10,7 @@ from fusedlib.bench import machine as machines
 from measure import study as studies
 from measure import swiglu  # noqa: F401  (registers the labels of implementations)
 from measure.study import Column, Experiment, Sizes, Study
-from press import display, rows
+from press import display, plots, rows
 from press.rows import Rows
 from report_sample import outputs_of
 
@@ -161,6 +161,8 @@ def test_points_tell_machines_apart_in_one_panel():
         "Filled marks: H200, open marks: H100. Bars: range over recordings."
     )
     assert shown["name"] == "tiny" and shown["machines"] == [FAST, SLOW]
+    alike = timed_rows().assign(median_ms=1.0)  # recordings agree, as where bytes are counted
+    assert "Bars" not in meaning_of(lambda: alike.points(y="width"))["caption"]
     data = drawn(lambda: speed.points(y="width"))
     assert data[["width", "provider", "machine", "value"]].to_numpy().tolist() == [
         [64, "eager", "H200", 2.25], [64, "eager", "H100", 1.0], [128, "eager", "H200", 2.5]
@@ -275,3 +277,10 @@ def test_published_rows_stand_beside_and_are_of_no_machine():
     assert lines == [["64", "2.50 ms", "4.00 ms"], ["128", "8.50 ms", "5.00 ms"]]
     shown = meaning_of(lambda: both.points(y="width"))
     assert shown["machines"] == [FAST] and "published" in shown["data"]
+
+
+def test_a_line_is_labelled_once_whichever_machine_s_begins_first():
+    frame = pd.DataFrame({"x": [1, 2, 4], "y": [3, 2, 1], "by": "fused"})
+    frame["card"] = pd.Categorical([SLOW, FAST, FAST], [FAST, SLOW])
+    picture = plots.lines(frame, "x", "y", "by", card="card")
+    assert [text.get_text() for text in picture.figure.axes[0].texts] == ["fusedlib"]

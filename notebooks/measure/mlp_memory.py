@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any, Literal
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from measure import mlp_ledger, mlp_rivals, pass_memory, study
 from measure.mlp_problem import SwiGLUProblem, draw
 from measure.mlp_rivals import MODULE, TASK
 from measure.pass_memory import CATEGORIES, Trace
-from measure.study import Experiment, Positive, Study
+from measure.study import Column, Experiment, Positive, Study
 from measure.swiglu import sizes
 
 # The check in float64 takes many times a step's memory: at most so many tokens, and so wide.
@@ -202,13 +203,13 @@ class Sizes(study.Sizes):
 
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """cuda, cpu, or auto for the best there is"""
-    rivals: list[str] = ["all", "fused-input"]
-    """who is measured at the shapes"""
+    rivals: list[str] = ["light", "fused-input"]
+    """who is measured at the shapes; light: all that need no compiler"""
     everywhere: list[str] = ["light", "fused-input"]
-    """elsewhere; light: all that need no compiler"""
-    shapes: list[str] = ["128·128·384"]
+    """elsewhere"""
+    shapes: list[str] = ["128·128·448"]
     """bf16 MLPs, tokens·hidden·intermediate"""
-    tokens: list[int] = [64, 512]
+    tokens: list[int] = [8, 32, 512]
     """numbers of tokens at the first shape's widths"""
     sweep_tokens: Positive = 64
     """tokens of the published sweep"""
@@ -218,11 +219,11 @@ class Sizes(study.Sizes):
     """tokens of the published grid"""
     grid_widths: list[int] = [128]
     """widths of the published grid, fp32"""
-    layers: list[int] = [1, 4]
+    layers: list[int] = [1, 4, 16]
     """depths of the stacks"""
-    stack_fp32: str = "64·128·128"
+    stack_fp32: str = "16·128·128"
     """a layer of the fp32 stack"""
-    stack_bf16: str = "256·128·352"
+    stack_bf16: str = "256·32·88"
     """a layer of the bf16 stack"""
 
 
@@ -241,4 +242,163 @@ def _cases(chosen: Sizes) -> list[dict[str, Any]]:
     ]
 
 
-STUDY = Study("04_memory", Sizes, [Experiment("memory", measure, _cases)])
+# --- what its columns mean -----------------------------------------------------------------------
+
+ITS_LAYER = "the published layer"
+COLUMNS = {
+    "experiment": Column(
+        "experiment",
+        names={"saved": "saved for backward", "step": "one step", "stack": "stack of layers"},
+    ),
+    "dtype": Column("dtype", names={"bfloat16": "bf16", "float32": "fp32"}),
+    "shape": Column("tokens·hidden·intermediate"),
+    "tokens": Column("tokens", ",d", log=True),
+    "hidden_size": Column("hidden size", ",d", log=True),
+    "density": Column("tokens / hidden size", log=True),
+    "aspect": Column(
+        "intermediate / hidden size", names={3.5: "intermediate size 3.5 times the hidden size"}
+    ),
+    "layers": Column("layers", ",d", log=True),
+    "held": Column(
+        "gradients", names={True: "gradients of an earlier pass held", False: "first pass"}
+    ),
+    "kept": Column("saved for backward"),
+    "saved_mib": Column("saved, MiB", ",d"),
+    "saved_f": Column("saved, in F", "2"),
+    "peak_mib": Column("peak, MiB", ",d"),
+    "peak_at": Column("moment of the peak"),
+    "counted": Column("peak, by hand"),
+    "counted_mib": Column("by hand, MiB", ",d"),
+    "peak_f": Column("peak over weights and inputs, in F", "3", log=True),
+    "whole_mib": Column("peak with weights and inputs, MiB", "4"),
+    "over_fused": Column("Liger's peak over a fused layer's", "3×"),
+    "part": Column(
+        "held at the peak",
+        names={"saved": "saved for backward", "output": "y", "gradients": "gradients",
+               "temporaries": "temporaries"},
+    ),
+    "part_mib": Column("peak over weights and inputs, MiB", "3"),
+    "beside_liger": Column("beside Liger"),
+    "total_peak_mib": Column("peak with weights, MiB", "4", log=True),
+    "layer_mib": Column("one more layer, MiB", ",d"),
+    "layer_counted_mib": Column("one more layer by hand, MiB", ",d"),
+    "in_weights": Column("peak for each layer, over its weights", "3×"),
+}  # fmt: skip
+
+
+def described(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with what follows from them.
+
+    Of a layer: `shape`; `density`, its tokens over its hidden size, and `aspect`, its intermediate
+    over its hidden size, with which all counts scale; `saved_f` and `peak_f`, what is saved and the
+    peak in units of F.
+    Of a step: `peak_at`, `counted` and `counted_mib`, the peak by the ledger of the path that ran;
+    `whole_mib`, the peak with weights and inputs; `over_fused`, Liger's over fusedlib's in the same
+    recording; `beside_liger`, how fusedlib's peak compares with Liger's, in words. Of a stack:
+    `layer_mib`, the peak over that of the stack before it, a layer; `layer_counted_mib`, the same
+    by hand; `in_weights`, the peak a layer over the weights of one.
+    """
+    figures = ["operands_mib", "dy_mib", "peak_mib", "saved_mib", "total_peak_mib", "layers"]
+    used = [*SHAPE, *figures, "held", "path", *(f"peak_{name}_mib" for name in CATEGORIES)]
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *used])))
+    numbers = {name: pd.to_numeric(rows[name], errors="coerce") for name in (*SHAPE[:3], *figures)}
+    tokens, hidden, inner = (numbers[name] for name in SHAPE[:3])
+    nbytes = rows["dtype"].map({"bfloat16": 2, "float32": 4})
+    depth, one_f = numbers["layers"], tokens * inner * nbytes / MIB
+    widths = zip(tokens, hidden, inner, strict=True)
+    rows = rows.assign(
+        **numbers, shape=["·".join(f"{n:.0f}" for n in each) for each in widths],
+        density=tokens / hidden, aspect=inner / hidden,
+        saved_f=numbers["saved_mib"] / one_f, peak_f=numbers["peak_mib"] / one_f,
+        whole_mib=numbers["operands_mib"] + numbers["dy_mib"] + numbers["peak_mib"],
+        in_weights=numbers["total_peak_mib"] / (3 * hidden * inner * nbytes / MIB * depth),
+    )  # fmt: skip
+    steps, stacks = (rows[rows["experiment"] == name] for name in ("step", "stack"))
+    peaks, wholes = (_by_rival(steps, value) for value in ("peak_mib", "whole_mib"))
+    liger = steps["provider"] == "liger"
+    return rows.assign(
+        over_fused=(steps["whole_mib"] / wholes["fused"]).where(liger),
+        beside_liger=_beside_liger(steps["tokens"], peaks["fused"] / peaks["liger"]),
+        **_counted(steps), **_one_more_layer(stacks),
+    )  # fmt: skip
+
+
+def _by_rival(steps: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Beside each row the figures of Liger and fusedlib for its problem and recording."""
+    keys = ["machine", "recording", *SHAPE]
+    rows = steps.astype({"machine": str})
+    wide = rows.pivot_table(value, keys, "provider").reindex(columns=["liger", "fused"])
+    return rows[keys].join(wide, on=keys)
+
+
+def _beside_liger(tokens: pd.Series, ratio: pd.Series) -> pd.Series:
+    """Such as "4,096 tokens: 5 % above Liger", the title of a panel."""
+    more = (100 * (ratio - 1)).round()
+    words = more.dropna().map(lambda n: f"{abs(n):.0f} % {'above' if n > 0 else 'below'}")
+    return tokens.loc[words.index].map("{:,.0f} tokens: ".format) + words + " Liger"
+
+
+def _counted(steps: pd.DataFrame) -> dict[str, pd.Series]:
+    """Where the ledger of what ran has its peak, and how much that is, in words and in MiB."""
+    found = {}
+    for at, row in steps[steps["status"] == "ok"].iterrows():
+        if book := mlp_ledger.of(row["provider"], row["path"], row["dtype"]):
+            moment, held = book.peak(problem := SwiGLUProblem.of(row))
+            size = mlp_ledger.total(held)
+            found[at] = (moment, str(size), size.mib(problem))
+    names = ("peak_at", "counted", "counted_mib")
+    return {name: pd.Series({at: f[n] for at, f in found.items()}) for n, name in enumerate(names)}
+
+
+def _one_more_layer(stacks: pd.DataFrame) -> dict[str, pd.Series]:
+    """MiB of one more layer, measured between two depths and by hand.
+
+    A layer that keeps S, its x included, and has weights of size G: going backward it frees S and
+    leaves gradients of size G. In a first pass the larger decides; held gradients are there before.
+    """
+    ran = stacks[stacks["status"] == "ok"].sort_values("layers").astype({"machine": str})
+    groups = ran.groupby(["machine", "recording", "provider", "held", *SHAPE])
+    hand = {}
+    for at, row in ran.iterrows():
+        if book := mlp_ledger.of(row["provider"], row["path"], row["dtype"]):
+            problem = SwiGLUProblem.of(row)
+            s, g = (book.kept() + mlp_ledger.D).mib(problem), (mlp_ledger.W * 3).mib(problem)
+            hand[at] = 2 * g + s if row["held"] else g + max(s, g)
+    measured = groups["total_peak_mib"].diff() / groups["layers"].diff()
+    return {"layer_mib": measured, "layer_counted_mib": pd.Series(hand, dtype=float)}
+
+
+def by_part(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each step a row a part of its peak: `part` and `part_mib`."""
+    names = {f"peak_{name}_mib": name for name in ("saved", "output", "gradients", "temporaries")}
+    kept = [name for name in rows if name not in names]
+    parts = rows.rename(columns=names).melt(
+        kept, list(names.values()), var_name="part", value_name="part_mib"
+    )  # fmt: skip
+    parts.attrs = dict(rows.attrs)
+    return parts
+
+
+def from_tables(peaks: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
+    """Rows of published peaks and ratios in the columns of the study's own rows.
+
+    MB are powers of two there: their differences are whole numbers of tensors in MiB.
+    """
+    ratios = ratios[ratios["table"] == "benchmark_memory.py"].assign(implementation="liger")
+    stack = peaks["num_layers"].notna()
+    peaks = peaks.assign(
+        experiment=stack.map({True: "stack", False: "step"}), layers=peaks["num_layers"],
+        whole_mib=peaks["peak_mb"].mask(stack), total_peak_mib=peaks["peak_mb"].where(stack),
+    )  # fmt: skip
+    ratios = ratios.assign(experiment="step", over_fused=ratios["liger_over_fused"])
+    both = pd.concat([peaks, ratios], ignore_index=True)
+    return both.assign(
+        provider=both["implementation"].replace({"fused": ITS_LAYER}), dtype="float32",
+        tokens=both["batch_size"], hidden_size=both["d_model"], intermediate_size=both["d_model"],
+        case=[f"published {n}" for n in range(len(both))],
+    )  # fmt: skip
+
+
+STUDY = Study(
+    "04_memory", Sizes, [Experiment("memory", measure, _cases)], COLUMNS, described
+)  # fmt: skip

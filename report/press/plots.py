@@ -60,23 +60,23 @@ def lines(
     labelled: list[tuple[Axes, list[tuple[float, float, str]]]] = []
     for ax, part in _each(axes, data, panel):
         grid = sorted(data[x].unique()) if share else sorted(part[x].unique())
-        ends: list[tuple[float, float, str]] = []
+        named: dict[str, tuple[float, float]] = {}  # of the first card that has the name
         for (name, one), line in part.groupby([by, cards], sort=False, observed=True):
             full = line.drop_duplicates(x).set_index(x).reindex(grid)
             style.line(
                 ax, grid, full[y], str(name), full[low] if low else None,
                 full[high] if high else None, **_mark(str(name), one),
             )  # fmt: skip
-            if not one or name not in {n for _, _, n in ends}:
+            if not one or str(name) not in named:
                 last = line.sort_values(x).iloc[-1]
-                ends.append((float(last[x]), float(last[y]), str(name)))
+                named[str(name)] = (float(last[x]), float(last[y]))
         _scales(ax, logx, logy, grid, spec)
         if zero and not logy:
             ax.set_ylim(bottom=0)
         if reference is not None:
             style.reference_line(ax, y=reference)
         ax.set_xlabel(xlabel or x)
-        labelled.append((ax, ends))
+        labelled.append((ax, [(*end, name) for name, end in named.items()]))
     for ax, ends in labelled:  # when every panel has widened the axis that they share
         _end_labels(ax, ends)
     axes[0].set_ylabel(_title(ylabel or y, spec))

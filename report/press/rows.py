@@ -473,7 +473,7 @@ class Rows(pd.DataFrame):
         titles = {"xlabel" if x == "value" else "ylabel": value.label}
         if plot is plots.lines:
             titles["xlabel"] = self._says(x).label
-        wide = {"low": "low", "high": "high"} if (frame["n"] > 1).any() else {}
+        wide = {"low": "low", "high": "high"} if (frame["low"] < frame["high"]).any() else {}
         own = {k: v for k, v in options.items() if k not in ("title", "name", "note")}
         card = "machine" if frame["machine"].nunique() > 1 else None
         picture = plot(
