@@ -1,6 +1,7 @@
 """Verbs over rows made by hand, whose answers are known."""
 
 import re
+from dataclasses import replace
 from io import StringIO
 
 import pandas as pd
@@ -251,3 +252,37 @@ def test_measure_adds_this_machine_s_rows_to_the_recorded_ones(monkeypatch):
     assert asked == [{"profile": "quick", "seeds": 2}]
     assert {*shown["machine"]} == {FAST, SLOW}
     assert "this machine" in meaning_of(lambda: shown.points(y="width"))["caption"]
+
+
+# --- published figures, and results that are wrong ------------------------------------------------
+
+
+def told(load):
+    return pd.DataFrame(
+        {"provider": ["eager", "fused", "fused"], "width": [64, 64, 256], "dtype": "bfloat16",
+         "experiment": "time", "seed": 0, "status": ["ok", "wrong", "wrong"],
+         "session": ["a", "a", None], "median_ms": [3.0, 1.0, None],
+         "stated_over": [None, None, "eager"], "stated_ratio": [None, None, 2.5]}
+    )  # fmt: skip
+
+
+def test_published_times_and_factors_stand_beside_the_measured_ones(monkeypatch):
+    study = replace(TINY, published=told, shown=("ok", "wrong"))
+    monkeypatch.setattr(studies, "load", lambda name: study)
+    speed = made().beside_published().speed(over="eager")
+    data = drawn(lambda: speed.bars(y="width"))
+    published = data[data["machine"] == "published"]
+    assert published[["width", "value"]].to_numpy().tolist() == [[64, 3.0], [256, 2.5]]
+    assert len(data) == 5 and "crosses: published" in meaning_of(lambda: speed.bars(y="width"))[
+        "caption"
+    ]  # fmt: skip
+
+
+def test_a_wrong_result_shows_where_the_study_is_about_it_alone(monkeypatch):
+    wrong = made().assign(status="wrong")
+    with pytest.raises(ValueError, match="no session of these rows has PyTorch beside another"):
+        wrong.speed(over="eager")
+    monkeypatch.setattr(studies, "load", lambda name: replace(TINY, shown=("ok", "wrong")))
+    assert len(wrong.speed(over="eager")) == 5
+    with pytest.raises(ValueError, match="repeats no published figures"):
+        wrong.beside_published()

@@ -126,6 +126,10 @@ class Study:
         derived: adds columns that follow from others, such as a model's name from its sizes.
         repeats: fields that tell repetitions of a measurement apart, over which a picture takes the
             median.
+        published: gives the published figures that it repeats as rows, by a function that loads a
+            published table of a name.
+        shown: statuses of the rows whose figures may be shown; a study whose subject is wrong shows
+            "wrong" too.
         registers: a module beside the notebooks whose rivals this study alone measures.
     """
 
@@ -135,6 +139,8 @@ class Study:
     columns: Mapping[str, Column] = field(default_factory=dict)
     derived: "Callable[[pd.DataFrame], pd.DataFrame]" = lambda rows: rows
     repeats: Sequence[str] = ("round", "seed", "repetitions", "seconds")
+    published: "Callable[[Callable[[str], pd.DataFrame]], pd.DataFrame] | None" = None
+    shown: Sequence[str] = ("ok",)
     registers: str | None = None
 
     @cached_property

@@ -49,7 +49,8 @@ def lines(
         columns: panels side by side.
         share: whether panels share the vertical axis.
         zero: whether the vertical axis begins at zero.
-        card: a column whose first value has filled marks, the second open ones, the third crosses.
+        card: a column whose first value has filled marks, the second open ones, the third crosses,
+            the fourth plus signs.
 
     A name that lacks an x that others have gets no line over the gap.
     """
@@ -144,7 +145,8 @@ def bars(
 ) -> Picture:  # fmt: skip
     """Lying bars of length `x`, a row a category in `y`; parts named in `by` stacked or beside.
 
-    `values` writes each row's length (of stacked bars the sum) at its end. Bars are of the first
+    `values` writes each row's length (of stacked bars the sum) at its end. Where each row has one
+    name, its bar lies in the middle. Bars are of the first
     value in `card`; the others are marks on them.
     """
     every = _data(frame, [x, y, by, panel, low, high, card])
@@ -152,7 +154,8 @@ def bars(
     data = every[every["_card"] == 0]
     order = list(dict.fromkeys(data[y]))[::-1]
     names = list(dict.fromkeys(data[by]))
-    each = 1 if stacked else len(names)
+    alone = not data.empty and (data.groupby(y, observed=True)[by].nunique() == 1).all()
+    each = 1 if stacked or alone else len(names)
     tall = 0.9 + 0.2 * len(order) * max(each, 1.4)
     fig, axes = _panels(data, panel, tall, columns)
     for ax, part in _each(axes, data, panel):
@@ -161,7 +164,7 @@ def bars(
         for at, name in enumerate(names):
             own = part[part[by] == name].drop_duplicates(y).set_index(y).reindex(order)
             length = own[x].to_numpy(dtype=float)
-            shift = 0.0 if stacked else -(at - (each - 1) / 2) * size
+            shift = 0.0 if stacked or alone else -(at - (each - 1) / 2) * size
             rows = np.arange(len(order)) + shift
             error = _error_bars(own, x, low, high)
             drawn = ax.barh(
@@ -174,7 +177,8 @@ def bars(
                 length = np.where(start > 0, start, np.nan)  # of the parts so far
             if values and (not stacked or at == len(names) - 1):
                 ends = [formatted(v, spec) if np.isfinite(v) else "" for v in length]
-                ax.bar_label(drawn, ends, padding=3, fontsize=8, color=style.INK)
+                padding = 3 if len(every) == len(data) else 8  # room for the marks of others
+                ax.bar_label(drawn, ends, padding=padding, fontsize=8, color=style.INK)
             others = every[(every["_card"] > 0) & (every[by] == name) & every[y].isin(order)]
             if panel is not None:
                 others = others[others[panel].isin(part[panel])]
@@ -216,10 +220,10 @@ def _cards(data: pd.DataFrame, card: str | None) -> pd.Series:
 
 
 def _mark(name: str, card: int) -> dict[str, Any]:
-    """How marks of a card look: filled, open, a cross."""
+    """How marks of a card look: filled, open, a cross, a plus sign."""
     if card == 0:
         return {}
-    look = {"marker": "x"} if card > 1 else {"markerfacecolor": "none"}
+    look = {"marker": "x" if card == 2 else "+"} if card > 1 else {"markerfacecolor": "none"}
     return {**look, "markeredgewidth": 1.1, "linewidth": 0.8, "markersize": 5.0}
 
 

@@ -13,6 +13,7 @@ reader would want apart: rows that differ in something that was not chosen are r
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Number
 from typing import Any
 
 import pandas as pd
@@ -22,7 +23,7 @@ from fusedlib.bench import rivals
 from measure import study as studies
 from measure.recording import results
 from measure.study import Column, Study
-from press import display, plots, style
+from press import display, plots, published, style
 from press.analysis import NoRowsError, over_recordings, ratios, unmeasured
 
 THIS = "this machine"
@@ -32,7 +33,7 @@ WORDS = {"ratio": RATIO, TIME: Column("time", "3 ms"), "machine": Column("GPU"),
          "provider": Column("implementation"), "status": Column("status"),
          "reason": Column("reason")}  # fmt: skip
 """Columns that all studies share."""
-MOST_MACHINES = 3
+MOST_MACHINES = 4
 
 
 class Rows(pd.DataFrame):
@@ -69,6 +70,26 @@ class Rows(pd.DataFrame):
             rows = rows[~rows[name].isin(rows._recorded(name, listed))]
         return rows._remember()
 
+    def beside_published(self) -> "Rows":
+        """These rows and the published figures it repeats, as those of one more machine.
+
+        A published table may state a ratio and no times: `speed` takes it as it is.
+
+        Raises:
+            ValueError: the study repeats no published figures.
+        """
+        if self.study.published is None:
+            raise ValueError(f"{self.study.name} repeats no published figures")
+        told = self.study.derived(self.study.published(published.load))
+        told = told.assign(machine=published.MACHINE, recording="as published", own=False)
+        told = told.assign(case=[f"{published.MACHINE} {n}" for n in range(len(told))])
+        parts = [self.astype({"machine": object}), told.dropna(axis="columns", how="all")]
+        both = Rows(pd.concat(parts, ignore_index=True))
+        names = [*self["machine"].cat.categories, published.MACHINE]
+        both["machine"] = pd.Categorical(both["machine"], names)
+        both.attrs = dict(self.attrs)
+        return both
+
     # --- comparing -------------------------------------------------------------------------------
 
     def speed(self, *, of: str | None = None, over: str | None = None) -> "Rows":
@@ -84,7 +105,11 @@ class Rows(pd.DataFrame):
         if (of is None) == (over is None):
             raise ValueError("speed takes one of `of` and `over`: whose speed, or beside whose")
         base = self._recorded("provider", [of or over])[0]
-        compared = Rows(ratios(self[self["status"] == "ok"], base))
+        compared = Rows(ratios(self[self._has_figures()], base))
+        if over and "stated_ratio" in self:  # a published table may hold factors and no times
+            stated = self[self["stated_over"].eq(base) & self["stated_ratio"].notna()]
+            stated = stated.assign(ratio=stated["stated_ratio"]).astype({"machine": object})
+            compared = Rows(pd.concat([compared, stated]) if len(compared) else stated)
         compared["machine"] = compared["machine"].astype(self["machine"].dtype)
         if not len(compared):
             there = ", ".join(map(style.label, self["provider"].dropna().unique()))
@@ -211,7 +236,7 @@ class Rows(pd.DataFrame):
         """Show which cases have no figure, and why."""
         rows = self.assign(provider=[self._as_read("provider", name) for name in self["provider"]])
         words = self._words("table", {"title": "Cases without a figure"} | options)
-        display.table(unmeasured(rows), **words)
+        display.table(unmeasured(rows), empty="none", **words)
 
     def explore(self, *menus: str) -> "Explorer":
         """Menus for these columns over any picture: `rows.explore("dtype").points(y="model")`."""
@@ -231,10 +256,10 @@ class Rows(pd.DataFrame):
             return f"{text}."
         return f"{text}, {' '.join(map(self._machine_label, self._machines))}."
 
-    def _marks(self) -> str:
+    def _marks(self, first: str) -> str:
         """Which marks are whose, where a picture shows several machines."""
         names = map(self._machine_label, self._machines)
-        marks = zip(["Filled marks", "open marks", "crosses"], names, strict=False)
+        marks = zip([first, "open marks", "crosses", "plus signs"], names, strict=False)
         text = ", ".join(f"{mark}: {name}" for mark, name in marks)
         return f" {text}." if len(self._machines) > 1 else ""
 
@@ -256,10 +281,12 @@ class Rows(pd.DataFrame):
     @property
     def _machines(self) -> list[str]:
         """Those that have a row, the leading one first."""
-        there = {*self.loc[self["status"] == "ok", "machine"]} if "status" in self else {
-            *self["machine"]
-        }  # fmt: skip
+        there = {*(self[self._has_figures()] if "status" in self else self)["machine"]}
         return [str(name) for name in self["machine"].cat.categories if name in there]
+
+    def _has_figures(self) -> pd.Series:
+        """Which rows' figures may be shown."""
+        return self["status"].isin(self.study.shown)
 
     def _remember(self, **attributes: Any) -> "Rows":
         chosen = Rows(self.copy(deep=False))
@@ -315,7 +342,7 @@ class Rows(pd.DataFrame):
         shared: dict[str, Any] = {"provider": sorted(slots, key=slots.__getitem__)}
         known = [*(self._says(name).names or shared.get(name, order))]
         listed = [v for v in values if not pd.isna(v)]
-        if not known and all(isinstance(v, int | float) for v in listed):
+        if not known and all(isinstance(v, Number) for v in listed):
             return sorted(listed)
         order = {value: at for at, value in enumerate(known)}
         return sorted(listed, key=lambda v: order.get(v, len(order)))
@@ -360,13 +387,13 @@ class Rows(pd.DataFrame):
         if len(rows._machines) > MOST_MACHINES:
             names = ", ".join(map(self._machine_label, rows._machines))
             raise ValueError(
-                f"a picture tells three machines apart, not {names}: choose with .of(machine=...)"
+                f"a picture tells four machines apart, not {names}: choose with .of(machine=...)"
             )
         return rows
 
     def _measured(self) -> "Rows":
         """The rows that have a figure."""
-        rows = self[(self["status"] == "ok") & self[self._value].notna()]
+        rows = self[self._has_figures() & self[self._value].notna()]
         if not len(rows):
             raise NoRowsError(f"none of these rows has a {self._says(self._value).label}")
         return rows._remember()
@@ -417,7 +444,7 @@ class Rows(pd.DataFrame):
         for name in (*keys, *values):
             self._column(name)
         keys = [*keys, "machine"] if self._machines[1:] else keys
-        rows = self[self["status"] == "ok"]
+        rows = self[self._has_figures()]
         each = rows.groupby(keys, observed=True, sort=False)
         texts = {name: not pd.api.types.is_numeric_dtype(rows[name]) for name in values}
         cells = each.agg({name: "last" if texts[name] else "median" for name in values})
@@ -461,9 +488,10 @@ class Rows(pd.DataFrame):
             **titles, **wide, **own,
         )  # fmt: skip
         words = self._words("figure", options)
-        words["caption"] += self._marks()
+        bars = plot is plots.bars
+        words["caption"] += self._marks("Bars" if bars else "Filled marks")
         if wide:
-            words["caption"] += " Bars: range over recordings."
+            words["caption"] += f" {'Whiskers' if bars else 'Bars'}: range over recordings."
         words.pop("note", None)
         display.figure(picture, **words)
 
