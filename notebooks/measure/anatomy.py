@@ -169,13 +169,13 @@ class Sizes(study.Sizes):
     """rows of x where all steps are taken, both directions"""
     apart_width: Width = 512
     """their width, a multiple of 64"""
-    error_widths: list[Width] = [64, 128, 256, 512, 1024]
+    error_widths: list[Width] = [64, 128, 256]
     """widths of the errors, multiples of 64"""
-    error_tokens: list[Literal[16, 32, 64, 128, 256]] = [16, 64]
+    error_tokens: list[Annotated[int, Field(ge=16, le=256)]] = [16, 64]
     """rows of x where errors are taken, and rows, columns and K of the kernel's tiles there"""
     memory_widths: list[Width] = [512]
     """widths of the memory sweep, multiples of 64"""
-    repetitions: Annotated[int, Field(ge=2, le=1000)] = 15
+    repetitions: Annotated[int, Field(ge=2, le=1000)] = 5
     """rounds in which all sides are timed in turns"""
 
 
