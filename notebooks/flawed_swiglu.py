@@ -105,14 +105,13 @@ def build(inputs: Inputs, variant: Variant) -> Workload:
         ValueError: a shape that it does not take.
     """
     tokens, width = inputs.x.shape
-    variant = replace(variant, block=block_of(tokens))
+    block = tokens if variant.emulated else block_of(tokens)
+    variant = replace(variant, block=block)
     if inputs.w_gate.shape != (width, width) or width % variant.block:
         raise ValueError(
             f"the published kernel takes square weights, in blocks of {variant.block}; "
             f"got {tuple(inputs.w_gate.shape)}"
         )
-    if variant.emulated and tokens > variant.block:
-        raise ValueError(f"emulated for one block of {variant.block} tokens, got {tokens}")
     if not variant.emulated and kernels is None:
         raise Unavailable("the package triton is not installed")
     if not variant.emulated and inputs.x.device.type != "cuda" and not INTERPRETED:

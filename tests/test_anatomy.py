@@ -11,9 +11,10 @@ import pytest
 from fusedlib.bench import race, rivals
 from fusedlib.bench.attempt import Unavailable
 from interpreter import passed_in_the_interpreter
-from measure import anatomy, swiglu
+from measure import anatomy, study, swiglu
 from measure.mlp_problem import SwiGLUProblem, draw
 from measure.recording import paths, results
+from press.published import as_rows
 
 HELPERS = ("flawed_swiglu", "flawed_kernels", "flawed_layer")
 
@@ -169,6 +170,48 @@ def test_a_width_that_the_blocks_do_not_divide_is_refused():
     with pytest.raises(ValueError, match="block, 64"):
         anatomy.single_cases("peak", [(64, 32)], ["eager"], "cpu")
     assert anatomy.square(16, 32).hidden_size == 32, "the published test's blocks are smaller"
+
+
+def test_errors_are_taken_in_tiles_of_any_size(flawed):
+    sizes = anatomy.Sizes(device="cpu", error_tokens=[128], error_widths=[64, 512])
+    every = anatomy.STUDY.cases(sizes).values()
+    cases = [case for case in every if case["experiment"] == "errors"]
+    assert {(case["tokens"], case["hidden_size"]) for case in cases} == {
+        (128, 128), (128, 256), (128, 512)
+    }  # fmt: skip
+    first = next(c for c in cases if c["hidden_size"] == 128)
+    wide = next(c for c in cases if c["hidden_size"] == 256)
+    assert anatomy.errors(first)["y_error"] < 1e-6 and anatomy.errors(wide)["y_error"] > 0.9
+    with pytest.raises(study.SizesError, match="error_widths: 192 is no multiple of 128"):
+        anatomy.STUDY.plan(anatomy.Sizes(device="cpu", error_tokens=[128], error_widths=[192]))
+
+
+# --- published figures ---------------------------------------------------------------------------
+
+
+TABLES = [as_rows(f"swiglu_{name}", "05_anatomy") for name in ("times", "ratios", "memory")]
+
+
+def test_every_published_figure_is_a_row_and_stands_as_printed():
+    rows = anatomy.from_tables(*TABLES)
+    assert len(rows) == sum(map(len, TABLES)) and rows["case"].is_unique
+    at = rows[(rows["shape"] == "1024·4096") & (rows["direction"] == "forward+backward")]
+    first = at[(at["series"] == "grid") & (at["experiment"] == "time")].set_index("provider")
+    assert first["median_ms"].to_dict() == {"liger": 28.86, "published-kernel": 9.22}
+    assert first["step"]["published-kernel"] == "kernel as published"
+    assert first["result"].to_dict() == {"liger": "right", "published-kernel": "wrong"}
+    assert first["ratio"].to_dict() == pytest.approx({"liger": 1, "published-kernel": 28.86 / 9.22})
+    stated = rows[(rows["series"] == "sweep") & (rows["hidden_size"] == 16384)]
+    assert stated["ratio"].dropna().tolist() == [2.94, 2.96]
+    assert stated["peak_ratio"].dropna().tolist() == [1.5]
+
+
+def test_weights_that_come_faster_than_memory_sends_them_were_never_read():
+    rows = anatomy.from_tables(*TABLES)
+    forward = rows[(rows["shape"] == "64·4096") & (rows["direction"] == "forward")]
+    share = forward.set_index(["series", "provider"])["bandwidth_share"]
+    assert share["grid", "published-kernel"] == pytest.approx(203.4e6 / 0.35e-3 / 300e9, rel=1e-3)
+    assert share["grid", "liger"] < 1
 
 
 def test_the_published_kernel_refuses_what_it_never_took(flawed):

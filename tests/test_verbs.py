@@ -1,6 +1,7 @@
 """Verbs over rows made by hand, whose answers are known."""
 
 import re
+from dataclasses import replace
 from io import StringIO
 
 import pandas as pd
@@ -277,6 +278,17 @@ def test_published_rows_stand_beside_and_are_of_no_machine():
     assert lines == [["64", "2.50 ms", "4.00 ms"], ["128", "8.50 ms", "5.00 ms"]]
     shown = meaning_of(lambda: both.points(y="width"))
     assert shown["machines"] == [FAST] and "published" in shown["data"]
+    assert "open marks: published" in shown["caption"], "both have marks of eager"
+    apart = both.assign(source=both["machine"].eq("published").map({True: "a", False: "b"}))
+    assert "published" not in meaning_of(lambda: apart.points(y="width", by="source"))["caption"]
+
+
+def test_a_wrong_result_shows_where_the_study_is_about_it_alone(monkeypatch):
+    wrong = timed_rows().assign(status="wrong")
+    with pytest.raises(ValueError, match="no session of these rows has PyTorch beside another"):
+        wrong.speed(over="eager")
+    monkeypatch.setattr(studies, "load", lambda name: replace(TINY, shown=("ok", "wrong")))
+    assert len(wrong.speed(over="eager")) == 5
 
 
 def test_a_line_is_labelled_once_whichever_machine_s_begins_first():

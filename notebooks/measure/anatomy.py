@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
+import pandas as pd
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -22,7 +23,8 @@ from fusedlib.bench.race import Checked, Figures
 from measure import study, swiglu
 from measure.mlp_problem import SwiGLUProblem, draw
 from measure.pass_memory import mib_of, peak_over_mib
-from measure.study import Experiment, Positive, Study
+from measure.recording import results
+from measure.study import Column, Experiment, Positive, Study
 
 TASK = "published swiglu"
 BLOCK, TEST_BLOCK = 64, 16  # of the published kernel, and of its published test
@@ -167,11 +169,13 @@ class Sizes(study.Sizes):
     """rows of x where all steps are taken, both directions"""
     apart_width: Width = 512
     """their width, a multiple of 64"""
-    error_widths: list[Width] = [64, 128, 256, 512, 1024]
+    error_widths: list[Width] = [64, 128, 256]
     """widths of the errors, multiples of 64"""
+    error_tokens: list[Annotated[int, Field(ge=16, le=256)]] = [16, 64]
+    """rows of x where errors are taken, and rows, columns and K of the kernel's tiles there"""
     memory_widths: list[Width] = [512]
     """widths of the memory sweep, multiples of 64"""
-    repetitions: Annotated[int, Field(ge=2, le=1000)] = 15
+    repetitions: Annotated[int, Field(ge=2, le=1000)] = 5
     """rounds in which all sides are timed in turns"""
 
 
@@ -180,8 +184,14 @@ def _timed() -> list[str]:
 
 
 def _error_cases(sizes: Sizes) -> list[dict[str, Any]]:
-    one_block = [(TEST_BLOCK, width) for width in (16, 32, *sizes.error_widths)]
-    one_block += [(BLOCK, width) for width in sizes.error_widths]
+    """One block of tokens, at widths of one block, of two, and of more."""
+    one_block = [
+        (tokens, width) for tokens in sizes.error_tokens
+        for width in dict.fromkeys([tokens, 2 * tokens, *sizes.error_widths]) if width >= tokens
+    ]  # fmt: skip
+    for tokens, width in one_block:
+        if width % tokens:
+            raise ValueError(f"error_widths: {width} is no multiple of {tokens}, in error_tokens")
     return single_cases("errors", one_block, rivals.names(TASK, "emulated"), sizes.where)
 
 
@@ -200,6 +210,133 @@ def _timed_cases(sizes: Sizes) -> list[dict[str, Any]]:
     ]
 
 
+STEPS = {  # what ran, and dtype, setting and launch of both sides; each keeps what is mended above
+    "kernel as published": ("published-kernel", "float32", "highest", "python"),
+    "+ the sum over all of K": ("whole-sum", "float32", "highest", "python"),
+    "+ gradients of all weights": ("all-gradients", "float32", "highest", "python"),
+    "+ IEEE fp32, as Liger": ("ieee-products", "float32", "highest", "python"),
+    "+ CUDA graphs on both sides": ("ieee-products", "float32", "highest", "graph"),
+    "fusedlib instead, fp32": ("fused", "float32", "highest", "graph"),
+    "fusedlib, bf16 on both sides": ("fused", "bfloat16", "highest", "graph"),
+}  # fmt: skip
+L4_BANDWIDTH, L4_FP32 = 300e9, 30.3e12  # bytes and operations a second, by NVIDIA's data sheet
+SHAPES = [f"{tokens}·{2**n}" for tokens in (64, 256, 1024) for n in range(9, 16)]
+BLOCKS = [f"block of {size}" for size in (16, 32, 64, 128, 256)]
+COLUMNS = {
+    "experiment": Column("experiment", names={"errors": "by plain PyTorch", "peak": "of a step"}),
+    "step": Column("step", names={step: step for step in STEPS}),
+    "result": Column("result", names={"right": "right", "wrong": "wrong"}),
+    "direction": Column(
+        "direction", names={"forward": "forward", "forward+backward": "forward and backward"}
+    ),
+    "dtype": Column("dtype", names={"float32": "fp32", "bfloat16": "bf16"}),
+    "precision": Column("torch's setting", names={"highest": '"highest"', "high": '"high"'}),
+    "launch": Column("launch", names={"python": "from Python", "graph": "in a CUDA graph"}),
+    "shape": Column("tokens·width", names={shape: shape for shape in SHAPES}),
+    "tokens": Column("tokens", ",d", log=True),
+    "series": Column("published", names={n: n for n in ("grid", "second version", "sweep")}),
+    "hidden_size": Column("width", ",d", log=True),
+    "num_layers": Column("layers", ",d", log=True),
+    "block": Column("block", names={name: name for name in BLOCKS}),
+    "y_error": Column("relative error of y", "2"),
+    "d_x_error": Column("of dx", "2"),
+    "d_w_gate_error": Column("of d gate", "2"),
+    "d_w_up_error": Column("of d up", "2"),
+    "d_w_down_error": Column("of d down", "2"),
+    "peak_mib": Column("peak memory", "5 MiB"),
+    "peak_ratio": Column("Liger's peak memory over this one's", "3×"),
+    "bandwidth_share": Column("of the L4's bandwidth", "3%"),
+    "fp32_share": Column("of the L4's fp32 rate", "3%"),
+}  # fmt: skip
+USED = [
+    "median_ms", "samples_ms", "peak_mib", "peak_ratio", "num_layers", "path", "session",
+    "series",
+    *(f"{results.PROTOCOL}{name}" for name in ("median_ms", "samples_ms")),
+]  # fmt: skip
+
+
+def described(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with what follows from them.
+
+    The time of a wrong kernel, taken by the published protocol, stands beside the others' here:
+    `result` says which is wrong. `step` is a link of `STEPS`. `peak_ratio` is Liger's peak over
+    that of a row. The shares are of an L4's rates, as if all of the forward pass were computed.
+    """
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *USED])))
+    for name in ("median_ms", "samples_ms"):
+        rows[name] = rows[name].where(rows[name].notna(), rows[results.PROTOCOL + name])
+    rows["precision"] = rows["precision"].fillna("highest")
+    steps = {ran: step for step, ran in STEPS.items()}
+    ran = zip(*(rows[n] for n in ("provider", "dtype", "precision", "launch")), strict=True)
+    at = ["machine", "recording", "tokens", "hidden_size"]
+    liger = rows[(rows["provider"] == "liger") & rows["peak_mib"].notna()].drop_duplicates(at)
+    of_liger = rows[at].merge(liger[[*at, "peak_mib"]], how="left", on=at)["peak_mib"]
+    tokens, width = (rows[name].astype(float) for name in at[2:])
+    per_s = 1e3 / rows["median_ms"].where(rows["direction"] == "forward").astype(float)
+    moved = 4 * (3 * width**2 + 2 * tokens * width)  # bytes: three weights and x in, y out
+    ratio = of_liger.set_axis(rows.index) / rows["peak_mib"]
+    return rows.assign(
+        step=[steps.get(one) for one in ran],
+        result=rows["status"].map({"ok": "right", "wrong": "wrong"}),
+        shape=[f"{t:.0f}·{w:.0f}" for t, w in zip(tokens, width, strict=True)],
+        block=tokens.map("block of {:.0f}".format),
+        peak_ratio=rows["peak_ratio"].fillna(ratio), bandwidth_share=moved * per_s / L4_BANDWIDTH,
+        fp32_share=6 * tokens * width**2 * per_s / L4_FP32,
+    )  # fmt: skip
+
+
+def from_tables(
+    times: pd.DataFrame, factors: pd.DataFrame, peaks: pd.DataFrame
+) -> pd.DataFrame:  # fmt: skip
+    """The published grid, sweeps and peaks in the columns of the study's own rows.
+
+    `series` is "grid" where absolute figures are "second version" where the kernel is
+    its second version, and "sweep" where factors alone are published. `ratio` is how many times as
+    fast as the implementation in `over`. What is published as "backward" took three times as long
+    as the forward pass: it includes it.
+    """
+    second = times["weight_gradient"].fillna(False).astype(bool)
+    times = times.assign(
+        experiment="time", series=second.map({True: "second version", False: "grid"}),
+        implementation=times["implementation"].mask(
+            second & (times["implementation"] == "fused"), "second version"
+        ),
+    )  # fmt: skip
+    at = ["table", "direction", "batch_size", "d_model"]
+    liger = times[times["implementation"] == "liger"].set_index(at)["time_ms"]
+    times = times.assign(
+        ratio=times[at].merge(liger, on=at, how="left")["time_ms"] / times["time_ms"]
+    )
+    of_peaks = factors["quantity"] == "peak memory"
+    forward = factors["quantity"] == "forward time"
+    factors = factors.assign(
+        implementation="fused", series="sweep",
+        experiment=of_peaks.map({True: "peak", False: "time"}),
+        direction=forward.map({True: "forward", False: "forward+backward"}),
+        ratio=factors["liger_over_fused"].mask(of_peaks),
+        peak_ratio=factors["liger_over_fused"].where(of_peaks),
+    )  # fmt: skip
+    stacked = peaks["num_layers"].notna()
+    peaks = peaks.assign(
+        direction="forward+backward", series="grid",
+        experiment=stacked.map({True: "stack", False: "peak"}),
+    )  # fmt: skip
+    rows = pd.concat([times, factors, peaks], ignore_index=True).rename(
+        columns={"batch_size": "tokens", "d_model": "hidden_size", "implementation": "provider",
+                 "time_ms": "median_ms", "peak_mb": "peak_mib"}
+    )  # fmt: skip
+    right = rows["provider"] == "liger"
+    return described(
+        rows.assign(
+            dtype="float32", precision="highest", launch="python", over="Liger",
+            case=[f"published {n}" for n in range(len(rows))],
+            provider=rows["provider"].replace("fused", "published-kernel"),
+            direction=rows["direction"].replace("backward", "forward+backward"),
+            status=right.map({True: "ok", False: "wrong"}),
+        )
+    )  # fmt: skip
+
+
 STUDY = Study(
     "05_anatomy", Sizes,
     [
@@ -207,5 +344,5 @@ STUDY = Study(
         Experiment("peaks", peak, _peak_cases),
         Experiment("times", RACE, _timed_cases),
     ],
-    registers="flawed_swiglu",
+    COLUMNS, described, shown=("ok", "wrong"), registers="flawed_swiglu",
 )  # fmt: skip

@@ -126,6 +126,8 @@ class Study:
         derived: adds columns that follow from others, such as a model's name from its sizes.
         repeats: fields that tell repetitions of a measurement apart, over which a picture takes the
             median.
+        shown: statuses of the rows whose figures may be shown; a study whose subject is wrong shows
+            "wrong" too.
         registers: a module beside the notebooks whose rivals this study alone measures.
     """
 
@@ -135,6 +137,7 @@ class Study:
     columns: Mapping[str, Column] = field(default_factory=dict)
     derived: "Callable[[pd.DataFrame], pd.DataFrame]" = lambda rows: rows
     repeats: Sequence[str] = ("round", "seed", "repetitions", "seconds")
+    shown: Sequence[str] = ("ok",)
     registers: str | None = None
 
     @cached_property

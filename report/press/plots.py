@@ -50,12 +50,13 @@ def lines(
         columns: panels side by side.
         share: whether panels share the vertical axis.
         zero: whether the vertical axis begins at zero.
-        card: a column whose first value has filled marks, the second open ones, the third crosses.
+        card: a column whose first value has filled marks, the second open ones, the third crosses,
+            the fourth plus signs.
 
     A name that lacks an x that others have gets no line over the gap.
     """
     data = _data(frame, [x, y, by, panel, low, high, card])
-    cards = _cards(data, card)
+    cards = _cards(data, card, by, panel)
     fig, axes = _panels(data, panel, height, columns, share)
     labelled: list[tuple[Axes, list[tuple[float, float, str]]]] = []
     for ax, part in _each(axes, data, panel):
@@ -95,7 +96,7 @@ def points(
     `share` the panels share the horizontal axis.
     """
     data = _data(frame, [x, y, by, panel, low, high, card])
-    data["_card"] = _cards(data, card)
+    data["_card"] = _cards(data, card, by, panel)
     order = list(dict.fromkeys(data[y]))[::-1]
     names = list(dict.fromkeys(data[by]))
     tall = height or 0.9 + 0.42 * len(order)
@@ -145,15 +146,17 @@ def bars(
 ) -> Picture:  # fmt: skip
     """Lying bars of length `x`, a row a category in `y`; parts named in `by` stacked or beside.
 
-    `values` writes each row's length (of stacked bars the sum) at its end. Bars are of the first
+    `values` writes each row's length (of stacked bars the sum) at its end. Where each row has one
+    name, its bar lies in the middle. Bars are of the first
     value in `card`; the others are marks on them.
     """
     every = _data(frame, [x, y, by, panel, low, high, card])
-    every["_card"] = _cards(every, card)
+    every["_card"] = _cards(every, card, by, panel)
     data = every[every["_card"] == 0]
     order = list(dict.fromkeys(data[y]))[::-1]
     names = list(dict.fromkeys(data[by]))
-    each = 1 if stacked else len(names)
+    alone = not data.empty and (data.groupby(y, observed=True)[by].nunique() == 1).all()
+    each = 1 if stacked or alone else len(names)
     tall = 0.9 + 0.2 * len(order) * max(each, 1.4)
     fig, axes = _panels(data, panel, tall, columns)
     for ax, part in _each(axes, data, panel):
@@ -162,7 +165,7 @@ def bars(
         for at, name in enumerate(names):
             own = part[part[by] == name].drop_duplicates(y).set_index(y).reindex(order)
             length = own[x].to_numpy(dtype=float)
-            shift = 0.0 if stacked else -(at - (each - 1) / 2) * size
+            shift = 0.0 if stacked or alone else -(at - (each - 1) / 2) * size
             rows = np.arange(len(order)) + shift
             error = _error_bars(own, x, low, high)
             drawn = ax.barh(
@@ -175,7 +178,8 @@ def bars(
                 length = np.where(start > 0, start, np.nan)  # of the parts so far
             if values and (not stacked or at == len(names) - 1):
                 ends = [formatted(v, spec) if np.isfinite(v) else "" for v in length]
-                ax.bar_label(drawn, ends, padding=3, fontsize=8, color=style.INK)
+                padding = 3 if len(every) == len(data) else 8  # room for the marks of others
+                ax.bar_label(drawn, ends, padding=padding, fontsize=8, color=style.INK)
             others = every[(every["_card"] > 0) & (every[by] == name) & every[y].isin(order)]
             if panel is not None:
                 others = others[others[panel].isin(part[panel])]
@@ -208,20 +212,34 @@ def _data(frame: pd.DataFrame, columns: Sequence[str | None]) -> pd.DataFrame:
     return frame[used].dropna(subset=[c for c in columns[:2] if c]).reset_index(drop=True)
 
 
-def _cards(data: pd.DataFrame, card: str | None) -> pd.Series:
-    """The place of each row's card among those there are; published rows look like the first's."""
+def cards(data: pd.DataFrame, card: str, apart: Sequence[str]) -> list[str]:
+    """Those in the column `card` that have marks of their own, in order.
+
+    Published rows look like the first card's where the columns `apart` tell them from all others.
+    """
+    published = data[card] == MACHINE
+    ours, others = (
+        data.loc[which, [*apart]].drop_duplicates() for which in (published, ~published)
+    )
+    alone = ours.merge(others).empty and not others.empty
+    names = dict.fromkeys(data[card].sort_values())
+    return [str(name) for name in names if name != MACHINE or not alone]
+
+
+def _cards(data: pd.DataFrame, card: str | None, by: str, panel: str | None) -> pd.Series:
+    """The place of each row's card among those that have marks of their own."""
     if card is None:
         return pd.Series(0, data.index, name="_card")
-    names = [name for name in dict.fromkeys(data[card].sort_values()) if name != MACHINE]
-    order = {name: at for at, name in enumerate(names)} | {MACHINE: 0}
-    return data[card].map(order).astype(int).rename("_card")
+    names = cards(data, card, [by, panel] if panel else [by])
+    order = {name: at for at, name in enumerate(names)}
+    return data[card].map(lambda name: order.get(name, 0)).astype(int).rename("_card")
 
 
 def _mark(name: str, card: int) -> dict[str, Any]:
-    """How marks of a card look: filled, open, a cross."""
+    """How marks of a card look: filled, open, a cross, a plus sign."""
     if card == 0:
         return {}
-    look = {"marker": "x"} if card > 1 else {"markerfacecolor": "none"}
+    look = {"marker": "x" if card == 2 else "+"} if card > 1 else {"markerfacecolor": "none"}
     return {**look, "markeredgewidth": 1.1, "linewidth": 0.8, "markersize": 5.0}
 
 

@@ -13,6 +13,7 @@ reader would want apart: rows that differ in something that was not chosen are r
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Number
 from typing import Any
 
 import pandas as pd
@@ -73,8 +74,8 @@ class Rows(pd.DataFrame):
     def beside(self, tables: pd.DataFrame) -> "Rows":
         """These rows and those of published tables, as `press.published.as_rows` gives them.
 
-        Published rows are of no machine: a picture gives them filled marks, so `by` or `panel` must
-        tell them apart, and a table gives them a column.
+        Published rows are of no machine. A picture gives them filled marks where `by` and `panel`
+        tell them apart, else marks of their own; a table gives them a column.
         """
         order = [*self["machine"].cat.categories, MACHINE]
         both = Rows(pd.concat([pd.DataFrame(self), pd.DataFrame(tables)], ignore_index=True))
@@ -97,7 +98,7 @@ class Rows(pd.DataFrame):
         if (of is None) == (over is None):
             raise ValueError("speed takes one of `of` and `over`: whose speed, or beside whose")
         base = self._recorded("provider", [of or over])[0]
-        compared = Rows(ratios(self[self["status"] == "ok"], base))
+        compared = Rows(ratios(self[self._has_figures()], base))
         compared["machine"] = compared["machine"].astype(self["machine"].dtype)
         if not len(compared):
             there = ", ".join(map(style.label, self["provider"].dropna().unique()))
@@ -225,7 +226,7 @@ class Rows(pd.DataFrame):
         """Show which cases have no figure, and why."""
         rows = self.assign(provider=[self._as_read("provider", name) for name in self["provider"]])
         words = self._words("table", {"title": "Cases without a figure"} | options)
-        display.table(unmeasured(rows), **words)
+        display.table(unmeasured(rows), empty="none", **words)
 
     def explore(self, *menus: str) -> "Explorer":
         """Menus for these columns over any picture: `rows.explore("dtype").points(y="model")`."""
@@ -245,12 +246,12 @@ class Rows(pd.DataFrame):
             return f"{text}."
         return f"{', '.join([text, *map(self._machine_label, self._machines)])}."
 
-    def _marks(self) -> str:
+    def _marks(self, cards: Sequence[str], first: str) -> str:
         """Which marks are whose, where a picture shows several machines."""
-        names = map(self._machine_label, self._machines)
-        marks = zip(["Filled marks", "open marks", "crosses"], names, strict=False)
+        names = map(self._machine_label, cards)
+        marks = zip([first, "open marks", "crosses", "plus signs"], names, strict=False)
         text = ", ".join(f"{mark}: {name}" for mark, name in marks)
-        return f" {text}." if len(self._machines) > 1 else ""
+        return f" {text}." if cards[1:] else ""
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -270,11 +271,13 @@ class Rows(pd.DataFrame):
     @property
     def _machines(self) -> list[str]:
         """Those that have a row, the leading one first; published rows are of none."""
-        there = {*self.loc[self["status"] == "ok", "machine"]} if "status" in self else {
-            *self["machine"]
-        }  # fmt: skip
+        there = {*(self[self._has_figures()] if "status" in self else self)["machine"]}
         there -= {MACHINE}
         return [str(name) for name in self["machine"].cat.categories if name in there]
+
+    def _has_figures(self) -> pd.Series:
+        """Which rows' figures may be shown."""
+        return self["status"].isin(self.study.shown)
 
     def _remember(self, **attributes: Any) -> "Rows":
         chosen = Rows(self.copy(deep=False))
@@ -330,7 +333,7 @@ class Rows(pd.DataFrame):
         shared: dict[str, Any] = {"provider": sorted(slots, key=slots.__getitem__)}
         known = [*(self._says(name).names or shared.get(name, order))]
         listed = [v for v in values if not pd.isna(v)]
-        if not known and all(isinstance(v, int | float) for v in listed):
+        if not known and all(isinstance(v, Number) for v in listed):
             return sorted(listed)
         order = {value: at for at, value in enumerate(known)}
         return sorted(listed, key=lambda v: order.get(v, len(order)))
@@ -382,7 +385,7 @@ class Rows(pd.DataFrame):
 
     def _measured(self) -> "Rows":
         """The rows that have a figure."""
-        rows = self[(self["status"] == "ok") & self[self._value].notna()]
+        rows = self[self._has_figures() & self[self._value].notna()]
         if not len(rows):
             raise NoRowsError(f"none of these rows has a {self._says(self._value).label}")
         return rows._remember()
@@ -435,7 +438,7 @@ class Rows(pd.DataFrame):
         for name in (*keys, *values):
             self._column(name)
         keys = [*keys, "machine"] if self._machines[1:] else keys
-        rows = self[self["status"] == "ok"]._remember()
+        rows = self[self._has_figures()]._remember()
         each = rows.groupby(keys, observed=True, sort=False)
         texts = {name: not pd.api.types.is_numeric_dtype(rows[name]) for name in values}
         if not all(texts.values()):
@@ -481,9 +484,12 @@ class Rows(pd.DataFrame):
             **titles, **wide, **own,
         )  # fmt: skip
         words = self._words("figure", options)
-        words["caption"] += self._marks()
+        bars = plot is plots.bars
+        if card:
+            cards = plots.cards(frame, card, [by, *(["panel"] if panels else [])])
+            words["caption"] += self._marks(cards, "Bars" if bars else "Filled marks")
         if wide:
-            words["caption"] += " Bars: range over recordings."
+            words["caption"] += f" {'Whiskers' if bars else 'Bars'}: range over recordings."
         words.pop("note", None)
         display.figure(picture, **words)
 
