@@ -1,0 +1,152 @@
+"""Page one: for every published source its factors, and what they are when measured again.
+
+A factor is how many times as fast, or as small, one implementation is as another. The published one
+is taken from its table; the measured ones, one a GPU, are medians over recordings of ratios within
+a session, or of medians where the two were not raced against each other.
+"""
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from measure.warmup import after_warmup
+from press.analysis import ratios
+from press.published import MACHINE, load
+from press.rows import Rows, study
+
+SHOWN = ("ok", "wrong")  # the published kernel and its repairs are wrong, and are the subject
+NEAR = 1.15
+SOURCES = {
+    "000": "SwiGLU kernel, L4", "001": "course report, RTX PRO 6000", "004": "warm-up notebook",
+    "002": "Liger study, RTX 4090", "003": "Lit-GPT, A100",
+}  # fmt: skip
+
+
+def factors() -> pd.DataFrame:
+    """A row a published factor and a row a GPU that measured it: `source`, `comparison`, `by`
+    ("published" or "measured"), `machine` and `value`."""
+    rows = []
+    for source, comparison, published, measured in _pairs():
+        first = {"source": SOURCES[source], "comparison": f"{comparison} ({SOURCES[source]})"}
+        rows.append({**first, "by": "published", "machine": MACHINE, "value": published})
+        rows += [
+            {**first, "by": "measured", "machine": machine, "value": value}
+            for machine, value in measured.items()
+        ]
+    return pd.DataFrame(rows)
+
+
+def survival(table: pd.DataFrame, machine: str) -> dict[str, int]:
+    """How many of the factors that a machine measured are `near` the published ones, and of the
+    others how many `turned`: published as faster or smaller and measured as slower or larger, or
+    the other way round. A factor within one per cent of 1 is neither."""
+    ours = table[table["machine"] == machine].set_index("comparison")["value"]
+    theirs = table[table["by"] == "published"].set_index("comparison")["value"].reindex(ours.index)
+    near = (ours / theirs).between(1 / NEAR, NEAR)
+    sides = [(v > 1.01).astype(int) - (v < 0.99).astype(int) for v in (ours, theirs)]
+    turned = (sides[0] * sides[1] < 0) & ~near
+    return {"all": len(ours), "near": int(near.sum()), "turned": int(turned.sum())}
+
+
+def _pairs() -> Iterator[tuple[str, str, float, pd.Series]]:
+    """Source, comparison, the published factor, and the measured ones by machine."""
+    wide = study("anatomy").of(
+        tokens=1024, hidden_size=4096, direction="forward+backward", dtype="float32",
+        precision="highest", launch="graph",
+    )  # fmt: skip
+    deep = study("anatomy").of(experiment="peak", tokens=64, hidden_size=16384)
+    yield (
+        "000", "fused over Liger, all work done",
+        _stated("swiglu_times", "table == 'mlp_backward_compare.py' and batch_size == 1024 and "
+                "d_model == 4096", "implementation", "liger", "fused", "time_ms"),
+        _raced(wide, "liger", "ieee-products"),
+    )  # fmt: skip
+    ratio = load("swiglu_ratios").query("quantity == 'peak memory' and d_model == 16384")
+    yield (
+        "000", "fused over Liger, peak memory", float(ratio["liger_over_fused"].iloc[0]),
+        _median(deep.of(provider="all-gradients"), "peak_ratio"),
+    )  # fmt: skip
+
+    steps = study("end_to_end").of(experiment="step", context_length=256, model="xl")
+    told = "model == 'xl' and backend == 'cuda' and direction == 'forward+backward'"
+    plain = f"{told} and warmup_steps.isna()"
+    yield (
+        "001", "bf16 autocast over fp32, xl",
+        _stated("end_to_end", f"{plain} and not compile", "precision", "float32",
+                "bfloat16 autocast", "mean_ms"),
+        _apart(steps, "precision", "fp32", "bf16 autocast", "both_median_ms"),
+    )  # fmt: skip
+    compiled = study("end_to_end").of(experiment="model", model="xl", precision="fp32")
+    yield (
+        "001", "torch.compile in fp32, xl",
+        _stated("end_to_end", f"{plain} and precision == 'float32'", "compile", False, True,
+                "mean_ms"),
+        _raced(compiled, "eager", "inductor", "both_median_ms"),
+    )  # fmt: skip
+    fresh = study("warmup").of(
+        experiment="steps", isolation="fresh", model="small", direction="forward+backward"
+    )  # fmt: skip
+    for source, later in (("001", 1), ("004", 5)):
+        series = f"model == 'small' and direction == 'forward+backward' and source == '{source}'"
+        both = Rows(after_warmup(fresh, 0, later))
+        yield (
+            source, "mean time without warm-up, small",
+            _stated("warmup", series, "warmup_steps", 0, later, "mean_ms"),
+            _apart(both, "warmup_steps", 0, later, "mean_ms"),
+        )  # fmt: skip
+
+    offload = study("llama").of(experiment="distributed", strategy="offload", batch_size=8)
+    typed = "table == 'drawing.py (typed)' and batch_size == 8 and context_length == 1024"
+    yield (
+        "002", "Liger over Hugging Face, time",
+        _stated("llama", typed, "provider", "liger", "huggingface", "tokens_per_s"),
+        _apart(offload, "provider", "huggingface", "liger", "median_ms"),
+    )  # fmt: skip
+    yield (
+        "002", "Liger over Hugging Face, memory",
+        _stated("llama", typed, "provider", "huggingface", "liger", "peak_bytes"),
+        _apart(offload, "provider", "huggingface", "liger", "peak_mib"),
+    )  # fmt: skip
+
+    for comparison, where, method, experiment, provider in (
+        ("torch.compile, forward", "table == '1 forward'", "inductor",
+         {"experiment": "forward"}, "inductor"),
+        ("Thunder, forward", "table == '1 forward'", "thunder",
+         {"experiment": "forward"}, "thunder"),
+        ("torch.compile, a token", "table == 'Compiled model inference'", "inductor",
+         {"experiment": "inference"}, "inductor"),
+        ("torch.compile, training", "script == 'train.py' and shapes == 'static'", "inductor",
+         {"experiment": "training", "optimizer": "sgd"}, "inductor"),
+        ("torch.compile, two GPUs", "sharding_stage == 2", "inductor",
+         {"experiment": "distributed", "strategy": "fsdp2-2"}, "inductor-layers"),
+    ):  # fmt: skip
+        tokens = experiment["experiment"] == "inference"  # its table has rates, the others times
+        sides = (method, "eager") if tokens else ("eager", method)
+        yield (
+            "003", comparison,
+            _stated("litgpt", where, "method", *sides, "tokens_per_s" if tokens else "time_s"),
+            _raced(study("compilers").of(**experiment), "huggingface", provider),
+        )  # fmt: skip
+
+
+def _stated(table: str, where: str, by: str, base: object, other: object, value: str) -> float:
+    """A published factor: the figure of one over that of the other."""
+    frame = load(table).query(where)
+    each = frame.groupby(by, dropna=False)[value].mean()
+    return float(each[base] / each[other])
+
+
+def _raced(rows: Rows, base: str, other: str, value: str = "median_ms") -> pd.Series:
+    """How many times as fast or as small an implementation is as the base, in their sessions."""
+    compared = ratios(rows[rows["status"].isin(SHOWN)], base, value=value)
+    return _median(compared[compared["provider"] == other], "ratio")
+
+
+def _apart(rows: Rows, by: str, base: object, other: object, value: str) -> pd.Series:
+    """The median figure of one over that of the other, which were not raced."""
+    ran = rows[rows["status"] == "ok"]
+    return (_median(ran[ran[by] == base], value) / _median(ran[ran[by] == other], value)).dropna()
+
+
+def _median(rows: pd.DataFrame, value: str) -> pd.Series:
+    return rows.groupby("machine", observed=True)[value].median().dropna().astype(float)
