@@ -116,7 +116,7 @@ BOTH = ["nvidia-h200", "nvidia-h100"]
 SAID = [
     ("04_memory", "holds less with many tokens, somewhat more than Liger with about "
      "as many as the hidden size, and nearly the same with few", BOTH, memory_by_tokens),
-    ("07_attention", "grows fourfold whenever the context doubles, the fused ways "
+    ("07_attention", "grows fourfold whenever the context doubles, that of fused attention "
      "twofold", BOTH, attention_memory),
     ("07_attention", "holds more in half precision than plain attention does",
      BOTH, attention_memory),
