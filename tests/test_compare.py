@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, rms_norm
 
 from fusedlib import bench
-from fusedlib.bench import alarms, check, timing
+from fusedlib.bench import alarms, check, machine, timing
 from fusedlib.bench.attempt import Wrong
 from fusedlib.bench.operation import Operation
 
@@ -381,9 +382,17 @@ def test_a_call_of_nothing_that_costs_as_much_is_refused(monkeypatch):
 @pytest.fixture
 def on_h100(monkeypatch):
     """A card of 3.35 TB/s with an L2 of 50 MiB, of whose products nothing is known."""
-    card = SimpleNamespace(
-        memory_clock_rate=2_619_000, memory_bus_width=5120, L2_cache_size=50 * 2**20,
-    )  # fmt: skip
+    nvml = SimpleNamespace(
+        nvmlDeviceGetMaxClockInfo=lambda handle, of: {2: 2619}[of],
+        nvmlDeviceGetMemoryBusWidth=lambda handle: 5120,
+    )
+    facts = SimpleNamespace(max_sm_clock_mhz=1980)
+    monkeypatch.setattr(machine, "describe", lambda: facts)
+    monkeypatch.setattr(machine, "_nvml", lambda: nullcontext((nvml, 0)))
+    monkeypatch.setattr(
+        machine, "memory_bytes_per_s", machine.memory_bytes_per_s.__wrapped__
+    )  # not what was kept of this machine
+    card = SimpleNamespace(L2_cache_size=50 * 2**20)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (99, 0))
 

@@ -265,11 +265,7 @@ def most_flops_per_s(device: torch.device | str) -> float | None:
 
 def most_bytes_per_s(device: torch.device | str) -> float | None:
     """What the memory of a card can move at its highest clock; None where nobody knows."""
-    if torch.device(device).type != "cuda":
-        return None
-    card = torch.cuda.get_device_properties(device)
-    khz, bits = (getattr(card, name, None) for name in ("memory_clock_rate", "memory_bus_width"))
-    return 2 * khz * 1e3 * bits / 8 if khz and bits else None  # two transfers a clock
+    return machine.memory_bytes_per_s() if torch.device(device).type == "cuda" else None
 
 
 def require_possible_time(
@@ -293,7 +289,7 @@ def require_possible_time(
     most_per_s = most_bytes_per_s(device)
     if most_per_s is None:
         return
-    moved = moved_bytes - getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)
+    moved = moved_bytes - torch.cuda.get_device_properties(device).L2_cache_size
     if moved / most_per_s > ms / 1e3:
         raise Wrong(
             f"{moved:.3g} bytes in {ms:.3g} ms beside what the L2 holds are "
