@@ -247,7 +247,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` gives: a table where it is printed, `rows`, and `plot()`.
+    """What `compare` gives: a table where it is printed, `rows` and `plot()`, which need pandas and
+    matplotlib of the extra `bench`.
 
     Attributes:
         names: of the functions, the first of which is what others are compared with.
