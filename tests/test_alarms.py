@@ -143,6 +143,7 @@ def on_h100(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     facts = SimpleNamespace(max_sm_clock_mhz=1980)
     monkeypatch.setattr(machine, "describe", lambda: facts)
+    monkeypatch.setattr(machine, "memory_bytes_per_s", lambda: None)
 
 
 @pytest.mark.usefixtures("on_h100")

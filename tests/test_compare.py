@@ -14,6 +14,7 @@ from fusedlib import bench
 from fusedlib.bench import alarms, check, machine, timing
 from fusedlib.bench.attempt import Wrong
 from fusedlib.bench.operation import Operation
+from fusedlib.bench.rivals import Workload
 
 CPU = torch.device("cpu")
 
@@ -320,6 +321,18 @@ def test_memory_is_poisoned_before_every_check(monkeypatch):
     monkeypatch.setattr(alarms, "poison", lambda given, device: kinds.extend(given))
     raced(product, lambda x, w: x @ w, {"x": X, "w": W})
     assert kinds == 8 * [(torch.Size([16, 24]), torch.float32)], "four before, two in, two after"
+
+
+def test_the_current_stream_is_held_back_before_a_call_is_checked(monkeypatch):
+    order = []
+    monkeypatch.setattr(alarms, "hold_back", lambda device: order.append(device.type))
+    check.results_of(Workload(lambda: order.append("call") or X.exp(), {"x": X}), X)
+    assert order == ["cpu", "call"]
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "_sleep", order.append)
+    alarms.hold_back(CPU)
+    alarms.hold_back(torch.device("cuda"))
+    assert order[2:] == [alarms.HOLD_CYCLES]
 
 
 def test_an_output_that_changes_after_the_return_is_refused(monkeypatch):

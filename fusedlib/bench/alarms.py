@@ -36,6 +36,7 @@ second_clock_ns = time.monotonic_ns
 # The second clock sees the launch and the flush of the L2 too.
 CLOCKS_APART, CLOCKS_APART_MS = 3.0, 1.0
 EMPTY_SHARE, EMPTY_MS = 0.5, 0.01
+HOLD_CYCLES = 10_000_000  # about 5 ms
 _CHANCE = random.SystemRandom()  # no seed that a rival sets decides it
 _TIMERS = {
     (owner, name): getattr(owner, name)
@@ -156,6 +157,15 @@ def poison(shapes: Iterable[tuple[torch.Size, torch.dtype]], device: torch.devic
     blocks = [torch.empty(s, dtype=d, device=device) for s, d in shapes for _ in range(2)]
     for block in blocks:
         block.fill_(float("nan") if block.is_floating_point() else 1)
+
+
+def hold_back(device: torch.device) -> None:
+    """Keep a card's current stream busy for some ms: what a call's output does not wait for is not
+    there yet when the output is copied. Without, work on another stream is done before the host
+    has launched the copy, where it is short.
+    """
+    if device.type == "cuda":
+        torch.cuda._sleep(HOLD_CYCLES)
 
 
 def as_returned(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

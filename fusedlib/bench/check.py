@@ -47,6 +47,8 @@ def results_of(
         Wrong: an output is no plain tensor, or changes after the return (`alarms`).
     """
     workload.reset()
+    for device in {leaf.device for leaf in workload.leaves.values()}:
+        alarms.hold_back(device)
     outputs = workload.forward()
     by_name = rivals.named(outputs)
     results = alarms.as_returned(by_name)
