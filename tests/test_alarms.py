@@ -9,6 +9,8 @@ from torch import Tensor
 
 from fusedlib.bench import alarms, machine, rivals, timing
 from fusedlib.bench.attempt import Wrong
+from fusedlib.bench.operation import Operands, Operation
+from fusedlib.bench.race import Checked
 from fusedlib.bench.rivals import Workload
 from fusedlib.reference import swiglu_mlp
 from measure import swiglu
@@ -62,18 +64,33 @@ def test_a_rival_that_keeps_its_output_is_refused(tmp_path, keeps):
     assert rows.loc["eager", "status"] == "ok"
     assert rows.loc["rival", "status"] == ("wrong" if keeps else "ok")
     if keeps:
-        assert "it was kept from another call and not computed" in rows.loc["rival", "reason"]
+        assert (
+            "the results stay those of before, kept and not computed" in rows.loc["rival", "reason"]
+        )
         assert not rows.loc["rival", "median_ms"] > 0
+
+
+def operation(x: Tensor, reference) -> Operation:
+    """A problem of one operand."""
+    dy = torch.ones_like(reference(x), dtype=x.dtype)
+    return Operation("test", Operands({"x": x}, dy), lambda x: reference(x))
+
+
+def hold(problem: Operation, compute) -> Checked:
+    """Check a function of no arguments on a problem's operands."""
+    leaves = problem.inputs.leaves()
+    one = rivals.Rival("test", "mine", "mine", 0, lambda _: Workload(compute, leaves), "a test")
+    return problem.checked(one, problem.inputs)
 
 
 def test_operands_are_as_they_were_and_those_that_cannot_change_raise_no_alarm():
     x = torch.randn(5, 3, requires_grad=True)
     old = x.detach().clone()
-    alarms.require_computed(Workload(lambda: 2 * x, {"x": x}), {"x": x})
-    assert torch.equal(x, old)
-    assert x.grad is None
-    same = {"zeros": torch.zeros(4, 2), "shared": torch.randn(1, 2).expand(4, 2)}
-    alarms.require_computed(Workload(lambda: torch.ones(()), {}), same)
+    hold(operation(x, lambda x: 2 * x), lambda: 2 * x)
+    assert torch.equal(x, old) and x.grad is None
+    for same in (torch.randn(1, 2).expand(4, 2), torch.arange(8)):
+        hold(operation(same, lambda x: x.sum(0) * 2), lambda same=same: same.sum(0) * 2)
+    hold(operation(x, lambda x: torch.ones(())), lambda: torch.ones(()))
 
 
 HONEST = {
@@ -101,19 +118,21 @@ def test_an_honest_function_is_not_refused_and_one_that_keeps_is(name, shape):
     """Also where the order of rows makes no difference, and where there is one."""
     x = torch.randn(shape)
     old, compute = x.clone(), HONEST[name]
-    alarms.require_computed(Workload(lambda: compute(x), {"x": x}), {"x": x})
+    hold(operation(x, compute), lambda: compute(x))
     result = compute(x)
-    with pytest.raises(Wrong, match="kept from another call"):
-        alarms.require_computed(Workload(lambda: result, {"x": x}), {"x": x})
+    with pytest.raises(Wrong, match="once operands were rewritten in place, the results stay"):
+        hold(operation(x, compute), lambda: result.clone())
     assert torch.equal(x, old)
 
 
-@pytest.mark.parametrize("x", [torch.ones(4, 3), torch.tensor(2.0)], ids=["equal rows", "a scalar"])
-def test_operands_whose_rows_are_alike_are_changed_too(x):
-    alarms.require_computed(Workload(lambda: x.exp(), {"x": x}), {"x": x})
+@pytest.mark.parametrize(
+    "x", [torch.ones(4, 3), torch.zeros(4, 3), torch.tensor(2.0)], ids=["ones", "zeros", "a scalar"]
+)
+def test_operands_whose_elements_are_alike_are_changed_too(x):
+    hold(operation(x, torch.exp), lambda: x.exp())
     result = x.exp()
-    with pytest.raises(Wrong, match="kept from another call"):
-        alarms.require_computed(Workload(lambda: result, {"x": x}), {"x": x})
+    with pytest.raises(Wrong, match="kept and not computed"):
+        hold(operation(x, torch.exp), lambda: result.clone())
 
 
 @pytest.fixture
@@ -124,6 +143,7 @@ def on_h100(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     facts = SimpleNamespace(max_sm_clock_mhz=1980)
     monkeypatch.setattr(machine, "describe", lambda: facts)
+    monkeypatch.setattr(machine, "memory_bytes_per_s", lambda: None)
 
 
 @pytest.mark.usefixtures("on_h100")

@@ -1,6 +1,14 @@
 """Timing utilities for whoever times a kernel or a training step of their own.
 
-    from fusedlib.bench import check, timing
+    from fusedlib import bench
+
+    print(bench.compare(reference, {"mine": f, "theirs": g}, {"x": x, "w": w}, backward=True))
+
+`compare` is the one call that most need: it checks results and gradients, times in turns, and
+refuses with a reason what is wrong or too good to be true; `help(bench.compare)` has its rules. It
+stands on parts that can be used alone:
+
+    from fusedlib.bench import timing
 
     times = timing.in_turns(
         {"mine": lambda: mine(x), "theirs": lambda: theirs(x)}, device="cuda", warmup=3,
@@ -8,23 +16,35 @@
     )
     print(times["mine"].figures()["median_ms"], times["theirs"].ratio_to(times["mine"]))
 
-    true = {"y": reference(x.double())}  # right first: lists what errs more than plain PyTorch may
-    own, plain = (check.errors({"y": f(x)}, true) for f in (mine, reference))
-    print(check.misses(own, plain, x.dtype))
-
-The ratio is how many times as fast as theirs mine is, with its interval. `operation` and `race` do
-both, with gradients, and refuse what is too good to be true (`alarms`):
+The ratio is how many times as fast as theirs mine is, with its interval; nothing is checked there.
+A study races many cases:
 
     for row in race.race(RACE, cases):
         print(row.case["provider"], row.status, row.reason, row.figures.get("median_ms"))
 
 A rival is one decorated function (`rivals`); a study lists its cases, flat dictionaries (`cases`).
-`race` holds every rival against the reference (`check`), then times all in turns (`timing`), from
-Python or as CUDA graphs (`cuda_graphs`); `sustained` does so at the card's power limit, with
-energy; `step_clock` times whole training steps. `sweep` measures single cases, `fresh` in processes
-of their own. Whatever becomes of a case it gives a row (`attempt`). No file is written and no time
-is kept: every call checks and measures anew.
+`race` holds every rival against the reference (`operation`, `check`), times all in turns (`timing`)
+from Python or as CUDA graphs (`cuda_graphs`), and refuses what is too good to be true (`alarms`);
+`sustained` does so at the card's power limit, with energy; `step_clock` times whole training steps.
+`sweep` measures single cases, `fresh` in processes of their own. Whatever becomes of a case it
+gives a row (`attempt`). No file is written and no time is kept: every call measures anew.
 
 `machine` says on what was measured; with the extra `bench`, which brings NVML, rows have the card's
 clocks and power. `roofline` says what the device can reach at all, `statistics` what samples say.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fusedlib.bench.comparison import compare
+
+__all__ = ["compare"]
+
+
+def __getattr__(name: str) -> Any:
+    """`compare`, imported when it is asked for: the package itself needs no torch."""
+    if name == "compare":
+        from fusedlib.bench import comparison
+
+        return comparison.compare
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

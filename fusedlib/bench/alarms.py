@@ -1,19 +1,30 @@
 """What is too good to be true: a race refuses it with a reason, and the row has no time.
 
-- A result that stays as it was, bit for bit, when the operands change was kept and not computed.
-- A time in which the card's tensor cores could not make the problem's products is none.
+Each looks at behaviour, never at source:
 
-That work runs on another stream than the clock's, `timing.in_turns` sees.
+- outputs are plain tensors with memory of their own, no other than what was handed out before, and
+  are judged as they are at the return: what another thread or stream writes later does not count;
+- operands are rewritten in place so that neither address nor version tells (`write`), and results
+  must be right for the new values (`fusedlib.bench.operation`);
+- operands must be as they were, no thread may stay, blocks that were freed hold NaN (`poison`);
+- a time must be possible for the card's tensor cores and memory, and agree with a second clock;
+- nobody replaces a timer, and a call of nothing must cost next to nothing.
+
+That work runs on another stream than the clock's, `timing.in_turns` sees too. A rival runs in this
+process: one that is out to change this module instead, nothing here can refuse.
 """
 
-from collections.abc import Mapping
+import random
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from fusedlib.bench import machine
 from fusedlib.bench.attempt import Wrong
-from fusedlib.bench.rivals import Workload
 
 # Of dense half-precision products, a multiprocessor and clock, by compute capability: the vendor's
 # rate of the fastest card of it over multiprocessors and boost clock. No other dtype that is raced
@@ -21,61 +32,232 @@ from fusedlib.bench.rivals import Workload
 FLOPS_PER_CLOCK = {
     (8, 0): 2048, (8, 6): 1024, (8, 9): 1024, (9, 0): 4096, (10, 0): 8192, (12, 0): 1024,
 }  # fmt: skip
+second_clock_ns = time.monotonic_ns
+# The second clock sees the launch and the flush of the L2 too.
+CLOCKS_APART, CLOCKS_APART_MS = 3.0, 1.0
+EMPTY_SHARE, EMPTY_MS = 0.5, 0.01
+HOLD_CYCLES = 10_000_000  # about 5 ms
+_CHANCE = random.SystemRandom()  # no seed that a rival sets decides it
+_TIMERS = {
+    (owner, name): getattr(owner, name)
+    for owner, names in (
+        (torch.cuda.Event, ("record", "elapsed_time", "synchronize")),
+        (torch.cuda, ("synchronize", "current_stream", "Event")),
+        (time, ("perf_counter", "perf_counter_ns", "monotonic_ns")),
+    )
+    for name in names
+}
 
 
-def _reversed(old: Tensor) -> Tensor:
-    return old.flip(0) if old.dim() else old
+def some_of(count: int) -> int:
+    """A number from 1 to `count` that no rival foresees."""
+    return _CHANCE.randint(1, count)
 
 
-def _with_neighbours(old: Tensor) -> Tensor:
-    """Every third element has the value of the one before it: another set of values."""
-    elements = old.flatten().clone()
-    count = len(elements[1::3])
-    elements[1::3] = elements[::3][:count]
-    return elements.view(old.shape)
+# --- operands -------------------------------------------------------------------------------------
 
 
-def _halved(old: Tensor) -> Tensor:
-    return old / 2
+def is_writable(tensor: Tensor) -> bool:
+    """Whether values may be changed: floating point, and no two elements share memory."""
+    return tensor.is_floating_point() and tensor.numel() > 0 and all(tensor.stride())
 
 
-# None leaves the range of the values. What the first leaves as it was, such as a sum over rows, a
-# maximum or a sort, one of the others changes; what halving does, as a norm, the first two do.
-CHANGES = _reversed, _with_neighbours, _halved
+@torch.no_grad()
+def write(tensor: Tensor, values: Tensor) -> None:
+    """Put values into a tensor's memory; its address and `_version` stay as they are."""
+    if is_writable(tensor):
+        tensor.data.copy_(values)
 
 
-def require_computed(work: Workload, leaves: Mapping[str, Tensor]) -> None:
-    """Run forward on other operands: the same tensors, whose values are changed and put back.
+@torch.no_grad()
+def partly_changed(tensor: Tensor, share: float) -> Tensor:
+    """A copy in which a run of that share of the elements, somewhere, has other values.
+
+    Each is another element of the tensor times a number in (0.5, 1), so that values stay in their
+    range and fill the mantissa. Where the run is short, whoever looks at some elements to tell
+    whether the operands are those of the last call sees no change.
+    """
+    changed = tensor.detach().clone(memory_format=torch.contiguous_format)
+    flat = changed.view(-1)
+    size = max(1, int(len(flat) * share))
+    start = _CHANCE.randrange(len(flat) - size + 1)
+    sources = torch.tensor([_CHANCE.randrange(len(flat)) for _ in range(min(size, 64))])
+    values = flat[sources.to(flat.device)].repeat(size // len(sources) + 1)[:size]
+    flat[start : start + size] = scaled_down(values)
+    return changed
+
+
+@torch.no_grad()
+def scaled_down(values: Tensor) -> Tensor:
+    """Each value times a random number in (0.5, 1); for zeros alone that number less a half."""
+    generator = torch.Generator(device=values.device).manual_seed(_CHANCE.randrange(2**31))
+    uniform = torch.rand(values.shape, generator=generator, device=values.device)
+    factor = (0.5 + 0.5 * uniform).to(values.dtype)
+    return values * factor if bool(values.any()) else factor - 0.5
+
+
+@torch.no_grad()
+def vary(leaves: Mapping[str, Tensor]) -> None:
+    """Change one element of one operand, so that no sample has the operands of another."""
+    if operands := [leaf.data for leaf in leaves.values() if is_writable(leaf)]:
+        operand = _CHANCE.choice(operands)
+        index = tuple(_CHANCE.randrange(size) for size in operand.shape)
+        operand[index] *= _CHANCE.uniform(0.5, 1.0)
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype are equal bit for bit; NaN may equal NaN."""
+    first, second = (t.detach().contiguous().view(-1).view(torch.uint8) for t in (one, other))
+    return torch.equal(first, second)
+
+
+@contextmanager
+def unchanged(operands: Mapping[str, Tensor]) -> Iterator[None]:
+    """Hold operands against what they were before; they are put back.
 
     Raises:
-        Wrong: the output is bit for bit the one before, however operands differ.
+        Wrong: one was written over.
     """
-    # Where elements share memory, nothing can be written.
-    operands = [t for t in leaves.values() if t.is_floating_point() and all(t.stride())]
-    kept = [t.detach().clone() for t in operands]
-    before = work.forward().detach().clone()
-    work.reset()
-    changed = False
-    try:
-        for change in CHANGES:
-            with torch.no_grad():
-                for operand, old in zip(operands, kept, strict=True):
-                    operand.copy_(change(old))
-            if all(torch.equal(t, old) for t, old in zip(operands, kept, strict=True)):
-                continue
-            changed = True
-            after = work.forward().detach()
-            work.reset()
-            if after.shape != before.shape or not torch.equal(after, before):
-                return
-    finally:
+    kept = {name: tensor.detach().clone() for name, tensor in operands.items()}
+    yield
+    written = [name for name, old in kept.items() if not same_bits(operands[name], old)]
+    for name in written:
         with torch.no_grad():
-            for operand, old in zip(operands, kept, strict=True):
-                operand.copy_(old)
-    if changed:
+            operands[name].data.copy_(kept[name])
+    if written:
+        raise Wrong(f"wrote over {', '.join(written)}: a rival must leave its operands alone")
+
+
+@contextmanager
+def no_new_threads() -> Iterator[None]:
+    """Hold the threads against those that there were.
+
+    Raises:
+        Wrong: a thread of Python's that began inside is still alive.
+    """
+    before = set(threading.enumerate())
+    yield
+    # A dummy stands for a thread of others, such as autograd's, that once ran Python.
+    new = [t.name for t in threading.enumerate() if t not in before and t.is_alive()
+           and not isinstance(t, threading._DummyThread)]  # fmt: skip
+    if new:
         raise Wrong(
-            "the output stays the same, bit for bit, when the operands change: it was kept from "
-            "another call and not computed"
+            f"the call left a thread at work ({new[0]}), which the clock does not see; a call must "
+            "have done its work when it returns"
+        )
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+def poison(shapes: Iterable[tuple[torch.Size, torch.dtype]], device: torch.device) -> None:
+    """Fill with NaN the blocks that the allocator gives to tensors of these shapes next: the right
+    results of another rival may lie there.
+    """
+    blocks = [torch.empty(s, dtype=d, device=device) for s, d in shapes for _ in range(2)]
+    for block in blocks:
+        block.fill_(float("nan") if block.is_floating_point() else 1)
+
+
+def hold_back(device: torch.device) -> None:
+    """Keep a card's current stream busy for some ms: what a call's output does not wait for is not
+    there yet when the output is copied. Without, work on another stream is done before the host
+    has launched the copy, where it is short.
+    """
+    if device.type == "cuda":
+        torch.cuda._sleep(HOLD_CYCLES)
+
+
+def as_returned(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of what a call gave, as it is at the return and in the current stream.
+
+    Raises:
+        Wrong: an output is no plain tensor with memory, or changes after the return.
+    """
+    copies = {}
+    for name, tensor in outputs.items():
+        _require_plain(name, tensor)
+        copies[name] = torch.clone(tensor.detach(), memory_format=torch.preserve_format)
+    for name, tensor in outputs.items():
+        if tensor.is_cuda:
+            torch.cuda.synchronize(tensor.device)
+        if not same_bits(tensor, copies[name]):
+            raise Wrong(
+                f"{name} changed after the call had returned: it is written by another thread or "
+                "stream, which the clock does not see"
+            )
+    return copies
+
+
+def _require_plain(name: str, tensor: object) -> None:
+    if type(tensor) is not Tensor:
+        kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+        raise Wrong(f"{name} is a {kind}, not a plain torch.Tensor: it may compute when it is read")
+    if overridden := [key for key, value in vars(tensor).items() if callable(value)]:
+        raise Wrong(f"{name} has a method of its own, {overridden[0]}: it may compute when read")
+    if tensor.numel() and not tensor.untyped_storage().nbytes():
+        raise Wrong(f"{name} has no memory behind its {tensor.numel()} elements")
+
+
+def require_own_memory(
+    outputs: Mapping[str, Tensor], operands: Mapping[str, Tensor], before: Mapping[str, Tensor]
+) -> None:
+    """Hold outputs' memory against that of operands, and of outputs that somebody still holds.
+
+    Raises:
+        Wrong: they share it.
+    """
+    for others, reason in (
+        (operands, "lies in the memory of the operand {}"),
+        (before, "was handed out before as {}, and the next call writes over it: return a clone"),
+    ):
+        owners = {t.untyped_storage().data_ptr(): n for n, t in others.items() if t.numel()}
+        for name, tensor in outputs.items():
+            owner = owners.get(tensor.untyped_storage().data_ptr())
+            if owner is not None and tensor.numel():
+                raise Wrong(f"{name} {reason.format(owner)}")
+
+
+# --- times ----------------------------------------------------------------------------------------
+
+
+def require_own_timers() -> None:
+    """Whether the functions that clocks are made of are those of the import; they are put back.
+
+    Raises:
+        Wrong: somebody replaced one.
+    """
+    replaced = [key for key, timer in _TIMERS.items() if getattr(*key) is not timer]
+    for owner, name in replaced:
+        setattr(owner, name, _TIMERS[owner, name])
+    if replaced:
+        names = ", ".join(f"{owner.__name__}.{name}" for owner, name in replaced)
+        raise Wrong(f"replaced {names}, by which it is timed")
+
+
+def require_clocks_agree(ms: float, second_ms: float) -> None:
+    """Hold the least time of a sample against the least by the host's monotonic clock.
+
+    Raises:
+        Wrong: the second is more than three times as long, and a millisecond.
+    """
+    if second_ms > CLOCKS_APART * ms + CLOCKS_APART_MS:
+        raise Wrong(
+            f"a sample of {ms:.3g} ms took {second_ms:.3g} ms by a second clock: the first "
+            "one does not see all of the work"
+        )
+
+
+def require_cheap_nothing(empty_ms: float, ms: float) -> None:
+    """Hold the least time of a sample against that of a call that does nothing.
+
+    Raises:
+        Wrong: most of it is the clock's own.
+    """
+    if empty_ms > max(EMPTY_MS, EMPTY_SHARE * ms):
+        raise Wrong(
+            f"a call that does nothing takes {empty_ms:.3g} ms of these {ms:.3g} ms: the time is "
+            "the clock's own; take a larger problem"
         )
 
 
@@ -91,8 +273,18 @@ def most_flops_per_s(device: torch.device | str) -> float | None:
     return per_clock * count * clock_mhz * 1e6
 
 
-def require_possible_time(ms: float, flops: float, device: torch.device | str) -> None:
-    """Hold a time against the FLOPs of the problem's products.
+def most_bytes_per_s(device: torch.device | str) -> float | None:
+    """What the memory of a card can move at its highest clock; None where nobody knows."""
+    return machine.memory_bytes_per_s() if torch.device(device).type == "cuda" else None
+
+
+def require_possible_time(
+    ms: float, flops: float, device: torch.device | str, moved_bytes: float = 0.0
+) -> None:
+    """Hold a time against the FLOPs of the problem's products, and against its traffic.
+
+    Args:
+        moved_bytes: of operands and results, once each. As many as the L2 holds may stay there.
 
     Raises:
         Wrong: they are more than the card can do in it.
@@ -103,4 +295,14 @@ def require_possible_time(ms: float, flops: float, device: torch.device | str) -
             f"{flops:.3g} FLOPs in {ms:.3g} ms are {flops / ms / 1e9:.3g} TFLOP/s, more than the "
             f"{most_per_s / 1e12:.3g} that this card's tensor cores can do: not all was computed, "
             "or the clock did not see all"
+        )
+    most_per_s = most_bytes_per_s(device)
+    if most_per_s is None:
+        return
+    moved = moved_bytes - torch.cuda.get_device_properties(device).L2_cache_size
+    if moved / most_per_s > ms / 1e3:
+        raise Wrong(
+            f"{moved:.3g} bytes in {ms:.3g} ms beside what the L2 holds are "
+            f"{moved / ms / 1e6:.3g} GB/s, more than the {most_per_s / 1e9:.3g} of this card's "
+            "memory: not all was read or written, or the clock did not see all"
         )

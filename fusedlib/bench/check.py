@@ -6,6 +6,7 @@ exact, nobody else need be. It holds in norm and for the worst element. What is 
 problem asks for: a gradient that does not arrive is an error, whatever a rival says it wants.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusedlib.bench import alarms, rivals
 from fusedlib.bench.attempt import Wrong
-from fusedlib.bench.rivals import Workload
+from fusedlib.bench.rivals import Outputs, Workload
 
 TIMES_EAGER = 2.0
 FLOOR_ROUNDOFFS = 4.0
@@ -31,13 +33,30 @@ class Errors:
     worst: float
 
 
-def results_of(workload: Workload, dy: Tensor) -> dict[str, Tensor]:
-    """y and the gradients that a workload gives; y alone where nothing wants a gradient."""
+def results_of(
+    workload: Workload, dy: Outputs, *, backward: bool = True,
+    handed_out: dict[str, Tensor] | None = None,
+) -> dict[str, Tensor]:  # fmt: skip
+    """y, or y1, y2 and so on, as they are at the return, and the gradients that a workload gives.
+
+    Args:
+        backward: False for the outputs alone, as where nothing wants a gradient.
+        handed_out: gets the outputs themselves, where the results have copies.
+
+    Raises:
+        Wrong: an output is no plain tensor, or changes after the return (`alarms`).
+    """
     workload.reset()
-    y = workload.forward()
-    if y.requires_grad:
-        y.backward(dy)
-    results = {"y": y.detach(), **workload.gradients()}
+    for device in {leaf.device for leaf in workload.leaves.values()}:
+        alarms.hold_back(device)
+    outputs = workload.forward()
+    by_name = rivals.named(outputs)
+    results = alarms.as_returned(by_name)
+    if handed_out is not None:
+        handed_out |= {name: y.detach() for name, y in by_name.items()}
+    if backward and any(y.requires_grad for y in by_name.values()):
+        rivals.go_backward(outputs, dy)
+        results |= workload.gradients()
     workload.reset()
     return results
 
@@ -56,16 +75,28 @@ def errors(results: Mapping[str, Tensor], true: Mapping[str, Tensor]) -> dict[st
 def _distance(tensor: Tensor, true: Tensor, name: str) -> Errors:
     if tensor.shape != true.shape:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {tuple(true.shape)}")
+    true = true.double()
     off = tensor.double() - true
-    rms = true.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
-    norm = (off.square().mean().sqrt() / rms).item()
-    worst = (off.abs().max() / rms).item()
+    if not math.isfinite(rms := true.square().mean().sqrt().item()):
+        # Where the truth is no number or infinite, the same is right and nothing else.
+        strange = ~true.isfinite()
+        right = (tensor == true) | (tensor.isnan() & true.isnan())
+        off = off.masked_fill(strange & right, 0.0).masked_fill(strange & ~right, math.nan)
+        rms = true.masked_fill(strange, 0.0).square().mean().sqrt().item()
+    rms = max(rms, torch.finfo(torch.float64).tiny)
+    norm = off.square().mean().sqrt().item() / rms
+    worst = off.abs().max().item() / rms
     return Errors(norm, worst)
 
 
 def allowed(own: float, dtype: torch.dtype) -> float:
     """The largest error that the rule accepts where plain PyTorch makes the error `own`."""
-    return TIMES_EAGER * own + FLOOR_ROUNDOFFS * torch.finfo(dtype).eps / 2
+    return TIMES_EAGER * own + FLOOR_ROUNDOFFS * roundoff(dtype)
+
+
+def roundoff(dtype: torch.dtype) -> float:
+    """The unit roundoff; 0 of whole numbers."""
+    return torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0
 
 
 def misses(

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fusedlib.bench.rivals import Workload
+from fusedlib.bench import rivals
+from fusedlib.bench.rivals import Outputs, Workload
 
 WARMUP = 3
 
@@ -19,7 +20,7 @@ class Captured:
     results: dict[str, Tensor]
 
 
-def capture(workload: Workload, dy: Tensor, direction: str) -> Captured:
+def capture(workload: Workload, dy: Outputs, direction: str) -> Captured:
     """Capture "forward" or "forward+backward" of a workload on a CUDA GPU.
 
     Gradients are dropped before the capture, so that a replay writes them and never adds to them.
@@ -33,11 +34,11 @@ def capture(workload: Workload, dy: Tensor, direction: str) -> Captured:
         raise ValueError(f"a graph holds forward or forward+backward, not {direction!r}")
     backward = direction == "forward+backward"
 
-    def once() -> Tensor:
-        y = workload.forward()
+    def once() -> Outputs:
+        outputs: Outputs = workload.forward()
         if backward:
-            y.backward(dy)
-        return y
+            rivals.go_backward(outputs, dy)
+        return outputs
 
     workload.reset()
     side = torch.cuda.Stream()
@@ -49,10 +50,11 @@ def capture(workload: Workload, dy: Tensor, direction: str) -> Captured:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = once()
+        outputs = once()
     graph.replay()
     # Only now: what is not handed out as it lies, such as rows by turns, is copied here.
-    results = {"y": y.detach(), **(workload.gradients() if backward else {})}
+    given = {name: y.detach() for name, y in rivals.named(outputs).items()}
+    results = {**given, **(workload.gradients() if backward else {})}
     workload.reset()
     torch.cuda.synchronize()
     return Captured(graph.replay, results)

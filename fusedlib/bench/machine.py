@@ -195,6 +195,17 @@ def conditions(when: str) -> dict[str, Any]:
         }
 
 
+@cache
+def memory_bytes_per_s() -> float | None:
+    """What the first card's memory can move at its highest clock; None where nobody knows."""
+    with _nvml() as (nvml, handle):
+        if handle is None:
+            return None
+        mhz = _ask(nvml.nvmlDeviceGetMaxClockInfo, handle, 2)
+        bits = _ask(nvml.nvmlDeviceGetMemoryBusWidth, handle)
+        return 2 * mhz * 1e6 * bits / 8 if mhz and bits else None  # two transfers a clock
+
+
 def others_on_card(most_used_gib: float) -> str:
     """What else runs on the first visible card, for people; empty where nothing does.
 

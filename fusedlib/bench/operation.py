@@ -4,47 +4,87 @@ def setup(case):
     return Operation("swiglu", draw(case), reference.swiglu_mlp)
 
 RACE = Race(setup=setup, fields=("tokens", "hidden_size", "dtype", "device"))
+
+A rival must be right for the operands that are drawn and for others in the same memory: before the
+clock starts, at a random sample of its first race, and after the clock of each.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from fusedlib.bench import alarms, check, rivals
+from fusedlib.bench.attempt import Wrong
 from fusedlib.bench.cases import Case
 from fusedlib.bench.race import Checked, Figures, Turn, workload_turn
-from fusedlib.bench.rivals import Rival, Workload
+from fusedlib.bench.rivals import Outputs, Rival, Workload
+
+Results = dict[str, Tensor]
+SHARES = 1 / 32, 1 / 4, 1.0, 1.0, 1.0
+"""Of the operands' elements that are rewritten, the smallest that makes a difference."""
 
 
 class Inputs(Protocol):
     """Operands by name, of which some require gradients, and the gradient of y."""
 
     @property
-    def dy(self) -> Tensor:
-        """Of y's shape."""
+    def dy(self) -> Any:
+        """Of y's shape; a tuple where the operation gives several outputs."""
 
     def leaves(self) -> Mapping[str, Tensor]:
         """As the reference names them."""
 
 
-def exact_results(inputs: Inputs, reference: Callable[..., Tensor]) -> dict[str, Tensor]:
+@dataclass(frozen=True)
+class Operands:
+    """Inputs that are a dictionary."""
+
+    tensors: Mapping[str, Tensor]
+    dy: Any = None
+
+    def leaves(self) -> Mapping[str, Tensor]:
+        """The tensors."""
+        return self.tensors
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is right for some values of the operands, and how far plain PyTorch is off.
+
+    `when` says for people which values they are, empty for those that are timed. Of those that are
+    far from them, `forward_only`, no gradients are asked for.
+    """
+
+    when: str
+    values: Mapping[str, Tensor]
+    true: Results
+    baseline: dict[str, check.Errors]
+    forward_only: bool = False
+
+
+def exact_results(inputs: Inputs, reference: Callable[..., Any]) -> Results:
     """y and all gradients by name, in float64 on the inputs' own device."""
-    leaves = {n: t.detach().double().requires_grad_() for n, t in inputs.leaves().items()}
-    work = Workload(lambda: reference(**leaves), leaves)
-    return check.results_of(work, inputs.dy.double())
+    leaves = {
+        n: (t.detach().double() if t.is_floating_point() else t).requires_grad_(t.requires_grad)
+        for n, t in inputs.leaves().items()
+    }
+    dy = inputs.dy
+    wide = tuple(d.double() for d in dy) if isinstance(dy, tuple) else dy.double()
+    return check.results_of(Workload(lambda: reference(**leaves), leaves), wide)
 
 
-def plain_results(inputs: Inputs, reference: Callable[..., Tensor]) -> dict[str, Tensor]:
+def plain_results(inputs: Inputs, reference: Callable[..., Any]) -> Results:
     """The same in the inputs' own dtype."""
     leaves = inputs.leaves()
     return check.results_of(Workload(lambda: reference(**leaves), leaves), inputs.dy)
 
 
-def required_results(inputs: Inputs) -> list[str]:
-    """Names of what a rival must give: y, and the gradient of every operand that is not frozen."""
-    return ["y", *(f"d_{n}" for n, leaf in inputs.leaves().items() if leaf.requires_grad)]
+def required_results(inputs: Inputs, outputs: Iterable[str] = ("y",)) -> list[str]:
+    """Names of what a rival must give: outputs, and gradients of operands that are not frozen."""
+    return [*outputs, *(f"d_{n}" for n, leaf in inputs.leaves().items() if leaf.requires_grad)]
 
 
 class Operation:
@@ -53,39 +93,144 @@ class Operation:
 
     Args:
         task: whose rivals take the inputs and give a `Workload`.
-        reference: y of the operands by name, in plain PyTorch.
+        reference: y, or a tuple, of the operands by name, in plain PyTorch.
     """
 
-    def __init__(self, task: str, inputs: Any, reference: Callable[..., Tensor]) -> None:
-        self.task, self.inputs = task, inputs
-        self.true = exact_results(inputs, reference)
-        self.baseline = check.errors(plain_results(inputs, reference), self.true)
+    def __init__(self, task: str, inputs: Any, reference: Callable[..., Any]) -> None:
+        self.task, self.inputs, self.reference = task, inputs, reference
+        self.drawn = self.truth("", inputs.leaves())
+
+    def truth(self, when: str, values: Mapping[str, Tensor]) -> Truth:
+        """What is right where the operands have these values."""
+        leaves = self.inputs.leaves()
+        given = {n: t.detach().clone().requires_grad_(leaves[n].requires_grad)
+                 for n, t in values.items()}  # fmt: skip
+        inputs = Operands(given, self.inputs.dy)
+        true, plain = (make(inputs, self.reference) for make in (exact_results, plain_results))
+        baseline = check.errors(plain, true)
+        self.kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in plain.items()}
+        self.dtype = max({t.dtype for t in plain.values()}, key=check.roundoff)
+        return Truth(when, {n: t.detach() for n, t in given.items()}, true, baseline)
+
+    @cached_property
+    def rewritten(self) -> Truth:
+        """For other values, as many of them those that were drawn as still let outputs differ."""
+        for share in SHARES:
+            values = self.changed(partial(alarms.partly_changed, share=share))
+            other = self.truth("once operands were rewritten in place", values)
+            if all(self.tells(other, name) for name in self.outputs):
+                break
+        return other
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """Changed values of the operands that can be written, the drawn ones of all others."""
+        leaves = self.inputs.leaves()
+        return {name: change(old) if alarms.is_writable(leaves[name]) else old
+                for name, old in self.drawn.values.items()}  # fmt: skip
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of what a forward pass gives."""
+        return [name for name in self.drawn.true if not name.startswith("d_")]
+
+    def tells(self, other: Truth, name: str) -> bool:
+        """Whether what is right of the drawn values is wrong of others."""
+        kept = check.errors({name: self.drawn.true[name]}, other.true)
+        return bool(check.misses(kept, other.baseline, self.dtype, [name]))
+
+    def others(self) -> list[Truth]:
+        """For what else a rival must be right, before it is timed."""
+        return [self.rewritten]
+
+    def required(self, inputs: Inputs, direction: str = "forward+backward") -> list[str]:
+        """Names of what a rival must give in a direction; no gradient that the reference lacks."""
+        if direction == "forward":
+            return self.outputs
+        asked = required_results(inputs, self.outputs)
+        return [name for name in asked if name in self.drawn.true]
 
     def check(self, case: Case) -> Checked:
         """Set a case's rival up and hold all that it gives against the truth."""
         return self.checked(rivals.get(self.task, case["provider"]), self.inputs)
 
     def checked(self, one: Rival, inputs: Inputs) -> Checked:
-        """A rival on these inputs, after y and every gradient that they ask for was found right."""
-        work, required = one.build(inputs), required_results(inputs)
-        figures = {"path": work.path, **one.facts()}
-        figures |= self.error_figures(one, check.results_of(work, inputs.dy), required)
-        alarms.require_computed(work, inputs.leaves())
+        """A rival on these inputs, after y and every gradient that they ask for was right."""
+        work, required, dy = one.build(inputs), self.required(inputs), inputs.dy
+        figures: Figures = {"path": work.path, **one.facts()}
+        first: Results = {}
+        calls = partial(check.results_of, work, dy, handed_out=first)
+        figures |= self.hold(one, work, dy, self.drawn, required, calls)
+        alarms.require_own_memory(first, work.leaves, {})
+        for truth in self.others():
+            again: Results = {}
+            names = self.outputs if truth.forward_only else required
+            backward = not truth.forward_only
+            calls = partial(check.results_of, work, dy, backward=backward, handed_out=again)
+            self.hold(one, work, dy, truth, names, calls)
+            alarms.require_own_memory(again, work.leaves, first)
 
         def turn(timed: Case) -> Turn:
-            names = ["y"] if timed["direction"] == "forward" else required
-            check_replay = partial(self.error_figures, one, required=names)
-            return workload_turn(work, inputs.dy, timed, check_replay)
+            names = self.required(inputs, timed["direction"])
+            work.write(self.drawn.values)  # samples of other turns may have changed some
+
+            put_back = replace(self.drawn, when="once operands were put back")
+
+            def again(results: Callable[[], Results]) -> None:
+                for truth in (self.rewritten, put_back):  # one alone may be what was kept
+                    self.hold(one, work, dy, truth, names, results)
+
+            return workload_turn(
+                work, dy, timed,
+                lambda results: self.error_figures(one, results, names),
+                again=again,
+                vary=partial(alarms.vary, work.leaves),
+            )  # fmt: skip
 
         return Checked(figures, turn)
 
+    def hold(
+        self, one: Rival, work: Workload, dy: Outputs, truth: Truth, required: list[str],
+        results: Callable[[], Results],
+    ) -> Figures:  # fmt: skip
+        """Errors of what a rival gives where its operands have a truth's values, as figures. The
+        operands are as they were drawn afterwards.
+
+        Raises:
+            Wrong: the rule of `check` rejects one, or an operand was written over.
+        """
+        gradients = dy if isinstance(dy, tuple) else (dy,)
+        given = {**work.leaves, **{f"dy{index}": d for index, d in enumerate(gradients, 1)}}
+        work.write(truth.values)
+        try:
+            alarms.poison([self.kinds[name] for name in required], gradients[0].device)
+            with alarms.unchanged(given):
+                actual = results()
+            try:
+                return self.error_figures(one, actual, required, truth)
+            except Wrong as wrong:
+                reason = self._reason(str(wrong), actual, truth, required)
+                raise Wrong(reason, wrong.figures) from None
+        finally:
+            work.write(self.drawn.values)
+
+    def _reason(self, misses: str, actual: Results, truth: Truth, required: list[str]) -> str:
+        if not truth.when:
+            return misses
+        own = check.errors(actual, self.drawn.true)
+        outputs = set(self.outputs) & set(required)
+        kept = not check.misses(own, self.drawn.baseline, self.dtype, outputs)
+        how = ", the results stay those of before, kept and not computed" if kept else ""
+        return f"{truth.when}{how}: {misses}"
+
     def error_figures(
-        self, one: Rival, results: Mapping[str, Tensor], required: list[str]
-    ) -> Figures:
-        """Errors in norm, as figures.
+        self, one: Rival, results: Mapping[str, Tensor], required: list[str],
+        truth: Truth | None = None,
+    ) -> Figures:  # fmt: skip
+        """Errors in norm, as figures, by default where the operands are as they were drawn.
 
         Raises:
             Wrong: the rule of `check` rejects one.
         """
-        errors = check.errors(results, self.true)
-        return check.require(errors, self.baseline, self.inputs.dy.dtype, required)
+        truth = truth or self.drawn
+        errors = check.errors(results, truth.true)
+        return check.require(errors, truth.baseline, self.dtype, required)

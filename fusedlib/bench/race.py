@@ -16,7 +16,7 @@ Ways to launch:
 How a rival runs alone for seconds on end, as training does, measures `fusedlib.bench.sustained`.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -26,10 +26,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fusedlib.bench import alarms, cuda_graphs, machine, timing
+from fusedlib.bench import alarms, check, cuda_graphs, machine, rivals, timing
 from fusedlib.bench.attempt import Attempt, Unavailable, forget_compiled, free_memory
 from fusedlib.bench.cases import Case, Row, Skip, skip_none
-from fusedlib.bench.rivals import Workload
+from fusedlib.bench.rivals import Outputs, Workload
 
 BURST_MS = 2.0
 MOST_CALLS = 20
@@ -49,6 +49,7 @@ class Turn:
         reset: called between the calls of a burst.
         figures: of the row, beside the times.
         issue: the work, not waited for, where `run` waits for its parts.
+        again: holds what the work gives now, for other operands, against the truth.
     """
 
     run: Callable[[], object]
@@ -56,14 +57,19 @@ class Turn:
     reset: Callable[[], object] = lambda: None
     figures: Figures = field(default_factory=dict)
     issue: Callable[[], object] | None = None
+    again: Callable[[], object] = lambda: None
 
 
 @dataclass
 class Checked:
-    """A rival that was found right: its figures, and what makes its turn of a case."""
+    """A rival that was found right: its figures, and what makes its turn of a case.
+
+    `seen_in_clock` is whether it was held against the truth between two samples.
+    """
 
     figures: Figures
     turn: Callable[[Case], Turn]
+    seen_in_clock: bool = False
 
 
 class Setup(Protocol):
@@ -157,13 +163,21 @@ def _of_setup(spec: Race, groups: list[list[Case]]) -> Iterator[Row]:
                 continue
             key = tuple(case[name] for name in ("provider", *spec.rival_fields))
             if key not in checked:
-                checked[key] = Attempt.at(setup.value.check, case)
+                checked[key] = Attempt.at(_check, setup.value, case)
             tried = checked[key]
             if tried.value is None:
                 yield Row(case, tried.status, tried.reason, tried.figures)
             else:
                 ready[case["provider"]] = case, tried.value
         yield from _timed_together(spec, ready)
+
+
+def _check(setup: Setup, case: Case) -> Checked:
+    """The rival, who may not replace a timer in the meantime."""
+    try:
+        return setup.check(case)
+    finally:
+        alarms.require_own_timers()
 
 
 def _timed_together(spec: Race, ready: dict[str, tuple[Case, Checked]]) -> Iterator[Row]:
@@ -176,7 +190,8 @@ def _timed_together(spec: Race, ready: dict[str, tuple[Case, Checked]]) -> Itera
             continue
         yield Row(case, tried.status, tried.reason, {**checked.figures, **tried.figures})
     while turns:
-        clock = _Clock(spec, turns, ready[next(iter(turns))][0])
+        checks = {name: ready[name][1] for name in turns}
+        clock = _Clock(spec, turns, ready[next(iter(turns))][0], checks)
         state = machine.conditions("before")
         timed = Attempt.at(clock.run)
         state |= machine.conditions("after")
@@ -206,12 +221,22 @@ def _gone(
 
 @dataclass
 class _Clock:
-    """Times the turns of one group."""
+    """Times the turns of one group.
+
+    Attributes:
+        last: whose turn it is, or was.
+        by_host_ms: each rival's samples by the second clock.
+    """
 
     spec: Race
     turns: dict[str, Turn]
     case: Case
+    checks: dict[str, Checked] = field(default_factory=dict)
     last: str | None = None
+    by_host_ms: dict[str, list[float]] = field(default_factory=dict)
+    _begun_ns: int | None = None
+    _own_parts: set[str] = field(default_factory=set)
+    _left: dict[str, int] = field(default_factory=dict)  # samples until the look between two
 
     def run(self) -> dict[str, Figures]:
         """Figures of everybody's times."""
@@ -220,17 +245,32 @@ class _Clock:
         rounds = self.spec.rounds(self.case)
         if round_ms > SLOW_MS:
             rounds = min(rounds, SLOW_ROUNDS)
+        unseen = [name for name, checked in self.checks.items() if not checked.seen_in_clock]
+        self._left = {name: alarms.some_of(self.spec.warmup + rounds) for name in unseen}
+        self.by_host_ms, self._begun_ns = {}, None
+        settings: Figures = {
+            "device": device, "calls": calls, "flush_l2": calls == 1 and self.spec.bursts,
+        }  # fmt: skip
         times = timing.in_turns(
-            {name: partial(self._burst, name, calls) for name in self.turns},
-            device=device, warmup=self.spec.warmup, repetitions=rounds,
-            flush_l2=calls == 1 and self.spec.bursts, prepare=partial(self._prepare, calls),
-            calls=calls, seconds=self.spec.seconds, most=self.spec.most,
+            {name: partial(self._burst, name, calls) for name in self.turns}, **settings,
+            warmup=self.spec.warmup, repetitions=rounds, prepare=partial(self._prepare, calls),
+            seconds=self.spec.seconds, most=self.spec.most,
         )  # fmt: skip
-        measured = {name: times_of.figures() for name, times_of in times.items()}
-        flops = self.spec.work(self.case).get("flops", 0)
+        self._end_sample()
+        nothing = timing.in_turns({"": lambda: None}, **settings, warmup=0, repetitions=3)[""]
+        work = self.spec.work(self.case)
+        measured = {name: timed.figures() for name, timed in times.items()}
         for name, figures in measured.items():
             self.last = name
-            alarms.require_possible_time(figures["median_ms"], flops, device)
+            least_ms = min(times[name].samples_ms) * calls
+            alarms.require_possible_time(
+                figures["median_ms"], work.get("flops", 0), device,
+                work.get("compulsory_bytes", 0),
+            )  # fmt: skip
+            if name not in self._own_parts:
+                alarms.require_cheap_nothing(min(nothing.samples_ms) * calls, least_ms)
+                alarms.require_clocks_agree(least_ms, min(self.by_host_ms.get(name, [0.0])))
+            self.turns[name].again()
         return measured
 
     def _burst_size(self) -> tuple[int, float]:
@@ -255,11 +295,26 @@ class _Clock:
 
         A host that ran ahead while a slow rival computed would launch the next one for nothing.
         """
+        self._end_sample()
         self.last = name
         for turn in self.turns.values():
             turn.reset()
+        self._left[name] = self._left.get(name, 0) - 1
+        if not self._left[name]:
+            self.turns[name].again()
+            self.checks[name].seen_in_clock = True
         self.turns[name].prepare(calls)
         timing.synchronize(self.case["device"])
+        self._begun_ns = alarms.second_clock_ns()
+
+    def _end_sample(self) -> None:
+        """Read the second clock where a sample was begun; timers must be what they were."""
+        timing.synchronize(self.case["device"])
+        if self._begun_ns is not None and self.last is not None:
+            taken_ms = (alarms.second_clock_ns() - self._begun_ns) / 1e6
+            self.by_host_ms.setdefault(self.last, []).append(taken_ms)
+        self._begun_ns = None
+        alarms.require_own_timers()
 
     def _burst(self, name: str, calls: int) -> object:
         turn = self.turns[name]
@@ -267,30 +322,47 @@ class _Clock:
         for _ in range(calls - 1):
             turn.reset()
             parts = turn.run()
+        if isinstance(parts, Mapping):
+            self._own_parts.add(name)
         return parts
 
 
 def workload_turn(
-    work: Workload, dy: Tensor, case: Case, check_replay: Callable[[dict[str, Tensor]], Figures]
-) -> Turn:
+    work: Workload, dy: Outputs, case: Case,
+    check_replay: Callable[[dict[str, Tensor]], Figures],
+    again: Callable[[Callable[[], dict[str, Tensor]]], object] = lambda results: None,
+    vary: Callable[[], object] = lambda: None,
+) -> Turn:  # fmt: skip
     """The turn of a workload: "forward", "backward" of a forward outside the clock, or both.
 
     Args:
         check_replay: holds a graph's replay against the truth and gives the errors as figures.
+        again: holds what a call gives against the truth, for other operands in the same memory.
+        vary: changes the operands a little before each sample.
 
     Raises:
         Unavailable: a graph away from CUDA.
     """
     direction, launch = case["direction"], case.get("launch", "python")
     if launch == "graph":
-        if not dy.is_cuda:
+        if torch.device(case["device"]).type != "cuda":
             raise Unavailable("CUDA graphs need a CUDA GPU")
         graph = cuda_graphs.capture(work, dy, direction)
-        return Turn(graph.replay, figures=check_replay(graph.results))
-    outputs: list[Tensor] = []
+
+        def replayed() -> dict[str, Tensor]:
+            graph.replay()
+            timing.synchronize(case["device"])
+            return graph.results
+
+        return Turn(
+            graph.replay, lambda calls: vary(), figures=check_replay(graph.results),
+            again=partial(again, replayed),
+        )  # fmt: skip
+    outputs: list[Any] = []
 
     def prepare(calls: int) -> None:
         outputs.clear()
+        vary()
         if direction == "backward":
             outputs.extend(work.forward() for _ in range(calls))
 
@@ -298,6 +370,11 @@ def workload_turn(
         if direction == "forward":
             work.forward()
         else:
-            (outputs.pop() if direction == "backward" else work.forward()).backward(dy)
+            rivals.go_backward(outputs.pop() if direction == "backward" else work.forward(), dy)
 
-    return Turn(run, prepare, work.reset)
+    def results() -> dict[str, Tensor]:
+        outputs.clear()
+        with alarms.no_new_threads():
+            return check.results_of(work, dy, backward=direction != "forward")
+
+    return Turn(run, prepare, work.reset, again=partial(again, results))

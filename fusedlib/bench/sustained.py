@@ -75,7 +75,7 @@ class Setup:
             self.busy_until = time.perf_counter()
             return {"total": figures["burst_median_ms"]}
 
-        return Turn(run, turn.prepare, turn.reset, figures)
+        return Turn(run, turn.prepare, turn.reset, figures, again=turn.again)
 
 
 def loaded_race(turns: Race) -> Race:

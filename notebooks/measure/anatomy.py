@@ -18,7 +18,7 @@ from fusedlib import reference
 from fusedlib.bench import check, race, rivals, roofline
 from fusedlib.bench.attempt import Unavailable, free_memory
 from fusedlib.bench.cases import Case, grid
-from fusedlib.bench.operation import plain_results
+from fusedlib.bench.operation import Truth, plain_results
 from fusedlib.bench.race import Checked, Figures
 from measure import study, swiglu
 from measure.mlp_problem import SwiGLUProblem, draw
@@ -91,7 +91,8 @@ class Setup(swiglu.Setup):
     def __init__(self, case: Case) -> None:
         super().__init__(case)
         with roofline.precision_of("high"):
-            rounded = check.errors(plain_results(self.inputs, reference.swiglu_mlp), self.true)
+            plain = plain_results(self.inputs, reference.swiglu_mlp)
+        rounded = check.errors(plain, self.drawn.true)
         # Triton cuts the low bits of a TF32 factor off where cuBLAS rounds: twice the error.
         self.cut = {n: check.Errors(2 * e.norm, 2 * e.worst) for n, e in rounded.items()}
 
@@ -101,15 +102,17 @@ class Setup(swiglu.Setup):
         return super().check(case) if one.task == swiglu.TASK else self.checked(one, self.inputs)
 
     def error_figures(
-        self, one: rivals.Rival, results: Mapping[str, Tensor], required: list[str]
+        self, one: rivals.Rival, results: Mapping[str, Tensor], required: list[str],
+        truth: Truth | None = None,
     ) -> Figures:  # fmt: skip
         """Errors of what arrived and, of what is published or repaired, what is wrong."""
         if one.task == swiglu.TASK:
-            return super().error_figures(one, results, required)
+            return super().error_figures(one, results, required, truth)
+        truth = truth or self.drawn
         tf32 = "tf32" in one.traits
-        baseline = self.cut if tf32 else self.baseline
+        baseline = self.cut if tf32 else truth.baseline
         dtype = torch.float16 if tf32 else self.inputs.dy.dtype
-        distances = check.errors(results, self.true)
+        distances = check.errors(results, truth.true)
         wrong = check.misses(distances, baseline, dtype, required)
         figures = {f"{name}_error": e.norm for name, e in distances.items()}
         return figures | ({"wrong": "; ".join(wrong)} if wrong else {})

@@ -30,14 +30,14 @@ def test_the_emulation_does_what_the_published_kernel_does(width):
 @pytest.mark.parametrize("name", ["all-gradients", "ieee-products"])
 def test_the_whole_sum_is_right_in_every_gradient(name):
     actual, setup = results(name, 24, 48)
-    assert max(e.worst for e in check.errors(actual, setup.true).values()) < 1e-5
+    assert max(e.worst for e in check.errors(actual, setup.drawn.true).values()) < 1e-5
     assert "wrong" not in setup.check({"provider": name}).figures
 
 
 def test_the_whole_sum_alone_is_right_in_y_and_lacks_gradients():
     actual, setup = results("whole-sum", 24, 48)
     assert set(actual) == {"y", "d_x", "d_w_down"}
-    assert check.errors(actual, setup.true)["y"].worst < 1e-5
+    assert check.errors(actual, setup.drawn.true)["y"].worst < 1e-5
     wrong = setup.check({"provider": "whole-sum"}).figures["wrong"]
     assert wrong == "no gradient arrived at w_gate; no gradient arrived at w_up"
 
@@ -45,7 +45,7 @@ def test_the_whole_sum_alone_is_right_in_y_and_lacks_gradients():
 def test_without_the_whole_sum_it_is_wrong_beyond_one_block():
     for width, least, most in ((16, 0.0, 1e-5), (48, 0.5, 2.0)):
         actual, setup = results("published-kernel", 16, width)
-        assert least <= check.errors(actual, setup.true)["y"].norm < most
+        assert least <= check.errors(actual, setup.drawn.true)["y"].norm < most
 
 
 def test_every_registered_repair_was_tried_here():

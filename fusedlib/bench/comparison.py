@@ -1,0 +1,333 @@
+"""One call for whoever has a kernel: `fusedlib.bench.compare`. A race, in which anybody may run."""
+
+import html
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedlib.bench import alarms, rivals, roofline, sustained
+from fusedlib.bench.attempt import Wrong
+from fusedlib.bench.cases import Case, Row, grid, require_known, require_least
+from fusedlib.bench.operation import Operands, Operation, Truth, exact_results
+from fusedlib.bench.race import LAUNCHES, Checked, Race, race
+from fusedlib.bench.rivals import Rival, Workload
+from fusedlib.bench.statistics import Interval, paired_ratio
+
+TASK = "compare"
+SUSTAINED = "sustained"
+DIRECTIONS = {False: "forward", True: "forward+backward", "alone": "backward"}
+Function = Callable[..., Any]
+Named = Mapping[str, Tensor]
+
+
+def compare(
+    reference: Function, functions: Mapping[str, Function],
+    inputs: Named | Callable[[int], Named], *,
+    backward: bool | str = False, launch: str = "python", rounds: int = 30, seconds: float = 1.0,
+    flops: float = 0.0, moved_bytes: float | None = None,
+) -> "Comparison":  # fmt: skip
+    """Check functions against a reference, then time those that are right, in turns.
+
+        from fusedlib import bench
+        print(bench.compare(reference, {"mine": f, "theirs": g}, {"x": x, "w": w}, backward=True))
+
+    All are called with the inputs in their order, `f(x, w)`, and give a tensor or a tuple of them.
+    They run on copies of the inputs. Nothing is written to a file, no time is used again, and what
+    is wrong gets a reason and no time. The rules:
+
+    - The truth is the reference in float64. An output or gradient may err twice as much as the
+      reference does in the inputs' own dtype, and four roundoffs, in norm and in its worst element.
+      NaN is right only where the truth has it.
+    - It must be right for the inputs; for the same memory rewritten in part, so that neither
+      address nor version tells; for other values everywhere, with full mantissas (those of seed 1,
+      where inputs are a function); and forward for values ten times as large and shifted by five,
+      where the reference stays finite. The second is asked again at a random sample, and after the
+      clock.
+    - Outputs are plain tensors with memory of their own, not handed out before, done at the return.
+      Inputs stay as they are, no thread stays at work, no timer is replaced.
+    - Samples are taken in turns, A B C A B C; before each, outside the clock, one element changes
+      and the card is idle. Short calls are timed in bursts, others with the L2 flushed. A time that
+      the card cannot reach, by FLOPs or by bytes, is refused; so is one of which a second clock
+      says something else, or that a call of nothing takes too.
+    - Functions run in this process: who rewrites this library instead is not seen. A kernel that
+      keeps results by all its inputs' contents gains in the later calls of a burst.
+
+    Args:
+        reference: plain PyTorch, correct, also in float64.
+        functions: by name; the first is what others are compared with.
+        inputs: tensors by name on one device, or a function of a seed that gives them. Gradients
+            are taken of those that require one, of all of floating point where none does.
+        backward: False times forward; True forward and backward; "alone" backward.
+        launch: "python", a loop's calls; "graph", replays of a CUDA graph; "sustained", each alone
+            without a pause for `seconds` at the card's power limit, twice. The last two need CUDA.
+        rounds: samples of each function.
+        flops: of the products that the problem needs, where it is to be held against the roofline.
+        moved_bytes: that it must read and write; counted by default: results, and operands of which
+            the reference has a gradient that is not zero.
+
+    Raises:
+        ValueError: no function, no input, inputs on several devices or on one without float64, an
+            unknown launch, or a graph of a backward alone.
+    """
+    operands = dict(inputs(0) if callable(inputs) else inputs)
+    other = dict(inputs(1)) if callable(inputs) else None
+    device = _device_of(operands)
+    require_known("launch", launch, [*LAUNCHES, SUSTAINED])
+    require_known("backward", str(backward), list(map(str, DIRECTIONS)))
+    require_least(2, rounds=rounds)
+    if not functions:
+        raise ValueError("no function to compare; give some by name: {'mine': f, 'theirs': g}")
+    if launch == "graph" and backward == "alone":
+        raise ValueError("a graph holds forward, or forward and backward: give backward=True")
+    problem: list[_Problem] = []
+
+    def setup(case: Case) -> _Problem:
+        problem.append(_Problem(reference, functions, operands, other, bool(backward)))
+        return problem[0]
+
+    def work(case: Case) -> dict[str, Any]:
+        counted = problem[0].compulsory_bytes(case["direction"]) if moved_bytes is None else None
+        return {"flops": flops, "compulsory_bytes": counted or moved_bytes or 0}
+
+    shared = {"experiment": TASK, "direction": DIRECTIONS[backward], "device": str(device),
+              "launch": launch, "repetitions": rounds}  # fmt: skip
+    cases, spec = grid(shared, provider=functions), Race(setup=setup, fields=("device",), work=work)
+    if launch == SUSTAINED:
+        cases = sustained.loaded_cases([c | {"launch": "python"} for c in cases], seconds=seconds)
+        spec = sustained.loaded_race(spec)
+    names = list(functions)
+    measured = sorted(race(spec, cases), key=lambda row: names.index(row.case["provider"]))
+    return Comparison(tuple(names), tuple(measured), shared)
+
+
+def _device_of(operands: Named) -> torch.device:
+    """The one device of all.
+
+    Raises:
+        ValueError: there is none, or not one, or it has no float64.
+    """
+    if odd := [name for name, t in operands.items() if not isinstance(t, Tensor)]:
+        raise ValueError(
+            f"the input {odd[0]!r} is a {type(operands[odd[0]]).__name__}, not a tensor; what is "
+            "none goes into the functions: lambda x: f(x, eps)"
+        )
+    devices = {tensor.device for tensor in operands.values()}
+    if len(devices) != 1:
+        shown = ", ".join(sorted(map(str, devices))) or "none"
+        raise ValueError(f"inputs lie on one device, got {shown}")
+    [device] = devices
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"inputs lie on cpu or cuda, where there is float64; got {device}")
+    return device
+
+
+class _Problem(Operation):
+    """Anybody's operation: functions by name, called with the operands in their order."""
+
+    def __init__(
+        self, reference: Function, functions: Mapping[str, Function], operands: Named,
+        other: Named | None, backward: bool,
+    ) -> None:  # fmt: skip
+        self.functions, self.other = functions, other
+        leaves = {name: _copy(tensor) for name, tensor in operands.items()}
+        floating = [name for name, t in operands.items() if t.is_floating_point()]
+        wanted = [name for name in floating if operands[name].requires_grad] or floating
+        for name in wanted if backward else ():
+            leaves[name].requires_grad_()
+        with torch.no_grad():
+            outputs = reference(*leaves.values())
+        gradients = tuple(map(_gradient_like, rivals.named(outputs).values()))
+        dy = gradients if isinstance(outputs, tuple | list) else gradients[0]
+        super().__init__(TASK, Operands(leaves, dy), lambda **named: reference(*named.values()))
+        differ = [self.tells(self.rewritten, name) for name in self.outputs]
+        if any(map(alarms.is_writable, leaves.values())) and not any(differ):
+            raise Wrong(
+                "the reference gives the same whatever its operands are: there is nothing to "
+                "compute, and no function can be told from a constant"
+            )
+
+    @cached_property
+    def _others(self) -> list[Truth]:
+        if self.other is None:
+            whole = self.changed(alarms.scaled_down)
+        else:
+            given, leaves = self.other, self.inputs.leaves()
+            whole = {name: given[name] if alarms.is_writable(leaf) else self.drawn.values[name]
+                     for name, leaf in leaves.items()}  # fmt: skip
+        truths = [self.rewritten, self.truth("for other values", whole)]
+        large = self.truth("for values times 10 plus 5", self.changed(lambda t: 10 * t + 5))
+        if all(large.true[name].isfinite().all() and math.isfinite(large.baseline[name].worst)
+               for name in self.outputs):  # fmt: skip
+            truths.append(replace(large, forward_only=True))
+        return truths
+
+    def others(self) -> list[Truth]:
+        """Also for other values everywhere, and for large ones."""
+        return self._others
+
+    def check(self, case: Case) -> Checked:
+        """Hold the case's function against the truth."""
+        name, leaves = case["provider"], self.inputs.leaves()
+        call = partial(self.functions[name], *leaves.values())
+        one = Rival(TASK, name, name, 0, lambda inputs: Workload(call, leaves), "as given")
+        return self.checked(one, self.inputs)
+
+    @cached_property
+    def _read(self) -> int:
+        """Bytes of operands' elements of which the outputs' gradient is not zero."""
+        leaves = {name: leaf.detach().clone() for name, leaf in self.inputs.leaves().items()}
+        for leaf in leaves.values():
+            leaf.requires_grad_(leaf.is_floating_point())
+        try:
+            true = exact_results(Operands(leaves, self.inputs.dy), self.reference)
+        except RuntimeError:  # it has no gradients: nothing is known
+            return 0
+        return sum(
+            int(true[f"d_{name}"].count_nonzero()) * leaf.element_size()
+            for name, leaf in leaves.items() if f"d_{name}" in true
+        )  # fmt: skip
+
+    def compulsory_bytes(self, direction: str) -> int:
+        """Fewest bytes that a direction reads and writes; 0 where no peak is known for them."""
+        if alarms.most_bytes_per_s(next(iter(self.inputs.leaves().values())).device) is None:
+            return 0
+        sizes = {
+            name: shape.numel() * dtype.itemsize for name, (shape, dtype) in self.kinds.items()
+        }
+        outputs = sum(sizes[name] for name in self.outputs)
+        gradients = sum(sizes.values()) - outputs
+        forward, backward = self._read + outputs, outputs + gradients
+        return {"forward": forward, "backward": backward}.get(direction, forward + backward)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A leaf of its own memory; where elements share memory, of the same."""
+    return tensor.detach().clone() if all(tensor.stride()) else tensor.detach()
+
+
+def _gradient_like(output: Any) -> Tensor:
+    """Random numbers, the same each time."""
+    if not isinstance(output, Tensor):
+        kind = type(output).__name__
+        raise TypeError(f"the reference gives a {kind}, not a tensor or a tuple of tensors")
+    generator = torch.Generator(device=output.device).manual_seed(1)
+    values = torch.randn(output.shape, generator=generator, device=output.device)
+    return values.to(output.dtype)
+
+
+# --- what came of it ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Line:
+    """A function in the table: its time in ms with its 95 % interval, how many times as fast as the
+    first it is, and the share of the card's roofline, each None where it is not known.
+    """
+
+    name: str
+    status: str
+    reason: str | None = None
+    ms: Interval | None = None
+    speed: float | None = None
+    roofline: float | None = None
+
+    def cells(self) -> list[str]:
+        """The line as text."""
+        ms = self.ms and f"{self.ms.value:.4g} ({self.ms.low:.4g} to {self.ms.high:.4g})"
+        speed = self.speed and f"{self.speed:.3g}"
+        share = self.roofline and f"{self.roofline:.0%}"
+        return [self.name, self.status, ms or "", speed or "", share or "", self.reason or ""]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` gives: a table where it is printed, `rows` and `plot()`, which need pandas and
+    matplotlib of the extra `bench`.
+
+    Attributes:
+        names: of the functions, the first of which is what others are compared with.
+        measured: a row of each; under load, of each and round.
+        shared: how all were run.
+    """
+
+    names: tuple[str, ...]
+    measured: tuple[Row, ...]
+    shared: Mapping[str, Any]
+
+    @property
+    def lines(self) -> list[Line]:
+        """A line of the table each function, in their order."""
+        by_name = {name: [row for row in self.measured if row.case["provider"] == name]
+                   for name in self.names}  # fmt: skip
+        return [self._line(name, rows, by_name[self.names[0]]) for name, rows in by_name.items()]
+
+    def _line(self, name: str, rows: Sequence[Row], first: Sequence[Row]) -> Line:
+        if bad := [row for row in rows if row.status != "ok"]:
+            return Line(name, bad[0].status, bad[0].reason)
+        given = [row.figures for row in rows]
+        prefix = "burst_" if rows[0].case["experiment"] == SUSTAINED else ""
+        middle, low, high = ([figures[f"{prefix}median{end}_ms"] for figures in given]
+                             for end in ("", "_low", "_high"))  # fmt: skip
+        ms = Interval(statistics.median(middle), min(low), max(high))
+        speeds = [
+            paired_ratio(one.figures["samples_ms"], other["samples_ms"]).value
+            for one, other in zip(first, given, strict=True) if one.status == "ok"
+        ]  # fmt: skip
+        speed = statistics.median(speeds) if len(speeds) == len(given) else None
+        return Line(name, "ok", None, ms, speed, self._share(given[0], ms.value))
+
+    def _share(self, figures: Mapping[str, Any], ms: float) -> float | None:
+        """Of the time that tensor cores and memory need at their peaks; more may be in the L2."""
+        device = self.shared["device"]
+        rates = alarms.most_flops_per_s(device), alarms.most_bytes_per_s(device)
+        flops_per_s, bytes_per_s = (rate or math.inf for rate in rates)
+        least = roofline.least_ms(
+            figures["flops"], figures["compulsory_bytes"], flops_per_s, bytes_per_s
+        )
+        return least / ms if 0 < least <= ms else None
+
+    @property
+    def rows(self) -> Any:
+        """A pandas data frame with all figures and samples, a row as in the study."""
+        import pandas
+
+        return pandas.DataFrame([row.as_dict() for row in self.measured])
+
+    def _table(self) -> list[list[str]]:
+        head = ["", "status", "ms (95 %)", f"times as fast as {self.names[0]}", "of the roofline",
+                "reason"]  # fmt: skip
+        columns = zip(head, *(line.cells() for line in self.lines), strict=True)
+        kept = [column for column in columns if column[0] == "" or any(column[1:])]
+        return [list(row) for row in zip(*kept, strict=True)]
+
+    def __str__(self) -> str:
+        table = self._table()
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        rows = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+                for row in table]  # fmt: skip
+        return "\n".join(row.rstrip() for row in rows)
+
+    def _repr_html_(self) -> str:
+        head, *body = ([html.escape(cell) for cell in row] for row in self._table())
+        rows = [f"<tr><th>{'</th><th>'.join(head)}</th></tr>"]
+        rows += [f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in body]
+        return f"<table>{''.join(rows)}</table>"
+
+    def plot(self) -> Any:
+        """Axes of matplotlib: a bar a function that was timed, with its interval."""
+        from matplotlib import pyplot
+
+        timed = [(line.name, line.ms) for line in self.lines if line.ms]
+        _, axes = pyplot.subplots()
+        values = [ms.value for _, ms in timed]
+        spread = [[ms.value - ms.low for _, ms in timed], [ms.high - ms.value for _, ms in timed]]
+        axes.barh([name for name, _ in timed], values, xerr=spread)
+        axes.invert_yaxis()
+        axes.set_xlabel("{direction}, ms".format(**self.shared))
+        return axes

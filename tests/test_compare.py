@@ -1,0 +1,613 @@
+"""`bench.compare`: every cheat is refused with its reason and no time, honest kernels are not."""
+
+import threading
+import time
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import layer_norm, rms_norm
+
+from fusedlib import bench
+from fusedlib.bench import alarms, check, machine, timing
+from fusedlib.bench.attempt import Wrong
+from fusedlib.bench.operation import Operation
+from fusedlib.bench.rivals import Workload
+
+CPU = torch.device("cpu")
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def product(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w
+
+
+def raced(reference, function, inputs, **options):
+    """The only line of a comparison."""
+    settings = {"rounds": 3} | options
+    [line] = bench.compare(reference, {"mine": function}, inputs, **settings).lines
+    assert (line.ms is None) == (line.status != "ok"), "what is wrong has no time"
+    assert (line.reason is None) == (line.status == "ok"), "and a reason"
+    return line
+
+
+# --- honest ---------------------------------------------------------------------------------------
+
+
+def softmax(x: Tensor) -> Tensor:
+    powers = torch.exp(x - x.detach().amax(-1, keepdim=True))
+    return powers / powers.sum(-1, keepdim=True)
+
+
+def add_norm(x: Tensor, residual: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    s = x + residual
+    return rms_norm(s, (s.shape[-1],), w), s
+
+
+def own_add_norm(x: Tensor, residual: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    s = residual + x
+    return s * torch.rsqrt(s.square().mean(-1, keepdim=True) + 1.2e-7) * w, s
+
+
+class Replay:
+    """As a graph's replay: operands are copied into a static buffer, the results out of one."""
+
+    def __init__(self) -> None:
+        self.x, self.y = torch.empty(16, 24), torch.empty(16, 24)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.x.copy_(x)
+        torch.exp(self.x, out=self.y)
+        return self.y.clone()
+
+
+X, W, B = drawn(16, 24), drawn(24, 24, seed=1), drawn(24, seed=2)
+HONEST = {
+    "a product": (product, lambda x, w: (w.mT @ x.mT).mT, {"x": X, "w": W}, True),
+    "a softmax": (lambda x: torch.softmax(x, -1), softmax, {"x": X}, True),
+    "a maximum": (lambda x: x.amax(0), lambda x: x.max(0).values, {"x": X}, False),
+    "the largest of all": (lambda x: x.amax(), lambda x: x.max(), {"x": X}, False),
+    "where it is": (lambda x: x.argmax(0), lambda x: x.max(0).indices, {"x": X}, False),
+    "add and norm": (add_norm, own_add_norm, {"x": X, "residual": X + 1, "w": B}, True),
+    "a replay": (torch.exp, Replay(), {"x": X}, False),
+    "a loss": (lambda x: x.logsumexp(-1).mean(), lambda x: x.exp().sum(-1).log().mean(), {"x": X},
+               True),
+    "a gather": (lambda w, at: w[at], lambda w, at: w.index_select(0, at),
+                 {"w": W, "at": torch.tensor([3, 1, 3])}, True),
+    "a mask of -inf": (lambda x: x.masked_fill(x < 0, -torch.inf),
+                       lambda x: torch.where(x < 0, -torch.inf, x), {"x": X}, False),
+    "no number": (torch.log, lambda x: x.log(), {"x": X}, False),
+    "columns": (lambda x: x * 2, lambda x: x + x, {"x": drawn(24, 16).mT}, True),
+    "half precision": (product, lambda x, w: (w.mT @ x.mT).mT,
+                       {"x": X.bfloat16(), "w": W.bfloat16()}, True),
+    "one element": (lambda x: x * 3, lambda x: x + x + x, {"x": torch.tensor(2.0)}, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_function_is_timed(name):
+    reference, function, inputs, backward = HONEST[name]
+    before = {key: tensor.clone() for key, tensor in inputs.items()}
+    line = raced(reference, function, inputs, backward=backward)
+    assert line.status == "ok", line.reason
+    assert all(torch.equal(inputs[key], old) for key, old in before.items())
+    assert all(tensor.grad is None for tensor in inputs.values())
+
+
+# --- cheats ---------------------------------------------------------------------------------------
+
+
+def cached(key):
+    """A product that is kept by what `key` says of x."""
+    kept: dict = {}
+
+    def cheat(x: Tensor, w: Tensor) -> Tensor:
+        named = key(x)
+        if named not in kept:
+            kept[named] = x @ w
+        return kept[named].clone()
+
+    return cheat
+
+
+def good_at_first(x: Tensor, w: Tensor, calls=None) -> Tensor:
+    calls = good_at_first.calls
+    calls.append(x @ w if len(calls) < 5 else calls[-1])
+    return calls[-1].clone()
+
+
+class Lazy(Tensor):
+    """Computes when something is done with it."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            if "work" in vars(args[0]):
+                args[0].copy_(args[0].__dict__.pop("work")())
+            return func(*args, **(kwargs or {}))
+
+
+def lazy(x: Tensor, w: Tensor) -> Tensor:
+    y = torch.empty(16, 24).as_subclass(Lazy)
+    y.work = lambda: x @ w
+    return y
+
+
+def method_of_its_own(x: Tensor, w: Tensor) -> Tensor:
+    y = x @ w
+    y.sum = lambda *_: x.sum()
+    return y
+
+
+def without_memory(x: Tensor, w: Tensor) -> Tensor:
+    y = x @ w
+    y.untyped_storage().resize_(0)
+    return y
+
+
+STATIC = torch.empty(16, 24)
+
+
+def static(x: Tensor, w: Tensor) -> Tensor:
+    return torch.mm(x, w, out=STATIC)
+
+
+def zeroes_operand(x: Tensor, w: Tensor) -> Tensor:
+    y = x @ w
+    w[0].zero_()
+    return y
+
+
+def late(x: Tensor, w: Tensor) -> Tensor:
+    """The output is right only some time after the return."""
+    y = torch.zeros(16, 24)
+
+    def work() -> None:
+        time.sleep(0.002)
+        y.copy_(x @ w)
+
+    threading.Thread(target=work, daemon=True).start()
+    return y
+
+
+def stays(x: Tensor, w: Tensor) -> Tensor:
+    """Right, and a thread goes on."""
+    threading.Thread(target=STOP.wait, daemon=True).start()
+    return x @ w
+
+
+STOP = threading.Event()
+
+
+def half(x: Tensor, w: Tensor) -> Tensor:
+    return (x.half() @ w.half()).float()
+
+
+CHEATS = {
+    "address": (cached(lambda x: x.data_ptr()), "once operands were rewritten in place, the res"),
+    "version": (cached(lambda x: (x.data_ptr(), x._version)), "kept and not computed"),
+    "samples": (cached(lambda x: tuple(x.flatten()[[0, 191, -1]].tolist())), "kept and not"),
+    "first calls": (good_at_first, "once operands were "),
+    "lazy": (lazy, "y is a test_compare.Lazy, not a plain torch.Tensor"),
+    "a method": (method_of_its_own, "y has a method of its own, sum"),
+    "no memory": (without_memory, "y has no memory behind its 384 elements"),
+    "static": (static, "y was handed out before as y, and the next call writes over it"),
+    "operand": (lambda x, w: x.copy_(x @ w), "wrote over x: a rival must leave"),
+    "inputs": (zeroes_operand, "wrote over w"),
+    "late": (late, ""),
+    "thread": (stays, "left a thread at work"),
+    "less precision": (half, "y: norm error"),
+    "nothing": (lambda x, w: torch.full((16, 24), float("nan")), "y: norm error nan"),
+    "no w": (lambda x, w: x * 1, "y: norm error"),
+}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_cheat_is_refused_with_its_reason(name, monkeypatch):
+    good_at_first.calls = []
+    STOP.clear()
+    # A run of the 384 elements of x that lies between the three that are looked at.
+    monkeypatch.setattr(alarms._CHANCE, "randrange", lambda *bounds: bounds[-1] // 4)
+    function, reason = CHEATS[name]
+    line = raced(product, function, {"x": X, "w": W})
+    STOP.set()
+    assert line.status == "wrong" and reason in line.reason, line.reason
+
+
+@pytest.mark.parametrize("right_calls", [5, 6, 7, 9, 40])
+def test_who_computes_in_the_check_alone_is_seen_in_the_clock_or_after(right_calls):
+    calls = []
+
+    def cheat(x: Tensor, w: Tensor) -> Tensor:
+        calls.append(x @ w if len(calls) < right_calls else calls[-1])
+        return calls[-1].clone()
+
+    line = raced(product, cheat, {"x": X, "w": W}, rounds=50)
+    assert line.status == "wrong" and line.reason.startswith("once operands were ")
+
+
+def test_the_look_between_samples_is_at_a_random_one_and_once_for_each_rival(monkeypatch):
+    asked, looks = [], []
+    hold = Operation.hold
+    monkeypatch.setattr(alarms, "some_of", lambda count: asked.append(count) or 3)
+
+    def seen(self, one, work, dy, truth, required, results):
+        looks.append((one.name, truth.when != ""))
+        return hold(self, one, work, dy, truth, required, results)
+
+    monkeypatch.setattr(Operation, "hold", seen)
+    bench.compare(torch.exp, {"a": torch.exp, "b": lambda x: x.exp()}, {"x": X}, rounds=4)
+    assert asked == [6, 6], "of two rounds of warm-up and four"
+    before = [("a", False), *3 * [("a", True)], ("b", False), *3 * [("b", True)]]
+    assert looks == [*before, *2 * [("a", True), ("a", True), ("b", True), ("b", True)]]
+
+
+def test_who_keeps_by_the_contents_computes_in_every_sample():
+    computed, kept = [], {}
+
+    def by_contents(x: Tensor, w: Tensor) -> Tensor:
+        key = x.numpy().tobytes(), w.numpy().tobytes()
+        if key not in kept:
+            computed.append(1)
+            kept[key] = x @ w
+        return kept[key].clone()
+
+    line = raced(product, by_contents, {"x": X, "w": W}, rounds=20)
+    assert line.status == "ok" and len(computed) >= 22
+
+
+def test_a_wrong_gradient_and_one_that_is_right_for_the_given_values_alone():
+    def loud(x: Tensor, w: Tensor) -> Tensor:
+        return 1.01 * product(x, w) - 0.01 * product(x, w).detach()
+
+    line = raced(product, loud, {"x": X, "w": W}, backward=True)
+    assert line.status == "wrong" and "d_x: norm error" in line.reason
+    ones = {"x": X, "w": torch.ones(24)}
+    line = raced(lambda x, w: x * w, lambda x, w: x * 1, ones)
+    assert line.status == "wrong", "the weight of one is not read"
+
+
+def test_values_that_need_no_mantissa_do_not_hide_half_precision():
+    whole = {"x": torch.ones(16, 24), "w": torch.ones(24, 24)}
+    line = raced(product, half, whole)
+    assert line.status == "wrong" and "once operands were rewritten" in line.reason
+
+
+def test_large_values_are_asked_for_and_only_forward(monkeypatch):
+    def near(x: Tensor) -> Tensor:
+        return torch.where(x.abs() < 9, torch.tanh(x), x)
+
+    line = raced(torch.tanh, near, {"x": X.clamp(-3, 3)})
+    assert line.status == "wrong" and line.reason.startswith("for values times 10 plus 5: y: ")
+
+
+def test_other_seeds_are_asked_for_where_inputs_are_a_function():
+    flag = lambda seed: {"x": X if seed == 0 else -X.abs()}  # noqa: E731
+
+    def shaped(x: Tensor) -> Tensor:
+        return torch.relu(x) if bool((x > 0).any()) else x * 1
+
+    line = raced(torch.relu, shaped, flag)
+    assert line.status == "wrong" and line.reason.startswith("for other values: y: ")
+
+
+def test_a_constant_problem_is_refused():
+    line = raced(lambda x: torch.softmax(x, -1).sum(-1), lambda x: torch.ones(16), {"x": X})
+    assert line.status == "wrong" and "gives the same whatever its operands are" in line.reason
+
+
+# --- detectors alone ------------------------------------------------------------------------------
+
+
+def test_freed_blocks_hold_no_answer(monkeypatch):
+    blocks = []
+    empty = torch.empty
+    monkeypatch.setattr(
+        torch, "empty", lambda *of, **at: blocks.append(empty(*of, **at)) or blocks[-1]
+    )
+    kinds = [(torch.Size([3]), torch.float32), (torch.Size([2]), torch.int64)]
+    alarms.poison(kinds, CPU)
+    assert len(blocks) == 4
+    assert all(b.isnan().all() if b.is_floating_point() else (b == 1).all() for b in blocks)
+
+
+def test_memory_is_poisoned_before_every_check(monkeypatch):
+    kinds = []
+    monkeypatch.setattr(alarms, "poison", lambda given, device: kinds.extend(given))
+    raced(product, lambda x, w: x @ w, {"x": X, "w": W})
+    assert kinds == 8 * [(torch.Size([16, 24]), torch.float32)], "four before, two in, two after"
+
+
+def test_the_current_stream_is_held_back_before_a_call_is_checked(monkeypatch):
+    order = []
+    monkeypatch.setattr(alarms, "hold_back", lambda device: order.append(device.type))
+    check.results_of(Workload(lambda: order.append("call") or X.exp(), {"x": X}), X)
+    assert order == ["cpu", "call"]
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "_sleep", order.append)
+    alarms.hold_back(CPU)
+    alarms.hold_back(torch.device("cuda"))
+    assert order[2:] == [alarms.HOLD_CYCLES]
+
+
+def test_an_output_that_changes_after_the_return_is_refused(monkeypatch):
+    y = torch.zeros(4)
+    clone = torch.clone
+
+    def slow(tensor, **options):
+        copy = clone(tensor, **options)
+        y.add_(1.0)  # as a thread or stream that goes on
+        return copy
+
+    monkeypatch.setattr(torch, "clone", slow)
+    with pytest.raises(Wrong, match="y changed after the call had returned"):
+        alarms.as_returned({"y": y})
+    monkeypatch.undo()
+    nan = {"y": torch.full((4,), float("nan"))}
+    assert alarms.as_returned(nan)["y"].isnan().all()
+
+
+@pytest.mark.parametrize("moment", ["when it is set up", "in a call"])
+def test_whoever_replaces_a_timer_is_refused_and_the_others_are_timed(moment):
+    honest, calls = time.perf_counter_ns, []
+
+    def cheat(x: Tensor) -> Tensor:
+        calls.append(1)
+        if moment == "when it is set up" or len(calls) > 5:
+            time.perf_counter_ns = lambda: 0
+        return x.exp()
+
+    functions = {"mine": cheat, "theirs": lambda x: x.exp()}
+    mine, theirs = bench.compare(torch.exp, functions, {"x": X}, rounds=4).lines
+    assert time.perf_counter_ns is honest
+    assert mine.status == "wrong" and mine.reason.startswith("replaced time.perf_counter_ns")
+    assert theirs.status == "ok" and theirs.ms
+
+
+def test_a_clock_that_a_second_one_belies_is_refused(monkeypatch):
+    monkeypatch.setattr(timing.Clock, "elapsed_ms", lambda self, start, end: (end - start) / 1e9)
+
+    def slow(x: Tensor) -> Tensor:
+        time.sleep(0.003)
+        return x.exp()
+
+    line = raced(torch.exp, slow, {"x": X})
+    assert line.status == "wrong" and "by a second clock" in line.reason
+    alarms.require_clocks_agree(1.0, 3.9)
+    with pytest.raises(Wrong, match="a sample of 1 ms took 4.1 ms"):
+        alarms.require_clocks_agree(1.0, 4.1)
+
+
+def test_a_call_of_nothing_that_costs_as_much_is_refused(monkeypatch):
+    mark = timing.Clock.mark
+    monkeypatch.setattr(timing.Clock, "mark", lambda self: time.sleep(0.002) or mark(self))
+    line = raced(torch.exp, lambda x: x.exp(), {"x": X})
+    assert line.status == "wrong" and "a call that does nothing takes" in line.reason
+    alarms.require_cheap_nothing(0.009, 0.009)
+    alarms.require_cheap_nothing(0.4, 1.0)
+
+
+@pytest.fixture
+def on_h100(monkeypatch):
+    """A card of 3.35 TB/s with an L2 of 50 MiB, of whose products nothing is known."""
+    nvml = SimpleNamespace(
+        nvmlDeviceGetMaxClockInfo=lambda handle, of: {2: 2619}[of],
+        nvmlDeviceGetMemoryBusWidth=lambda handle: 5120,
+    )
+    facts = SimpleNamespace(max_sm_clock_mhz=1980)
+    monkeypatch.setattr(machine, "describe", lambda: facts)
+    monkeypatch.setattr(machine, "_nvml", lambda: nullcontext((nvml, 0)))
+    monkeypatch.setattr(
+        machine, "memory_bytes_per_s", machine.memory_bytes_per_s.__wrapped__
+    )  # not what was kept of this machine
+    card = SimpleNamespace(L2_cache_size=50 * 2**20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (99, 0))
+
+
+@pytest.mark.usefixtures("on_h100")
+def test_more_bytes_than_the_memory_can_move_are_refused_and_what_the_l2_holds_is_not():
+    assert alarms.most_bytes_per_s("cuda") == pytest.approx(3.352e12, rel=1e-3)
+    assert alarms.most_bytes_per_s("cpu") is None
+    alarms.require_possible_time(1e-3, 0, "cuda", 50 * 2**20)
+    alarms.require_possible_time(1.0, 0, "cuda", 3.3e9)
+    alarms.require_possible_time(1e-9, 0, "cpu", 1e15)
+    with pytest.raises(Wrong, match=r"bytes in 1 ms .* more than the 3.35e\+03 of this card's mem"):
+        alarms.require_possible_time(1.0, 0, "cuda", 3.5e9)
+
+
+def test_the_race_holds_times_against_bytes(monkeypatch):
+    monkeypatch.setattr(alarms, "most_bytes_per_s", lambda device: 1.0)
+    card = SimpleNamespace(L2_cache_size=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    line = raced(torch.exp, lambda x: x.exp(), {"x": X})
+    assert line.status == "wrong"
+    assert line.reason.startswith("3.07e+03 bytes in"), "x is read and y written"
+    line = raced(torch.exp, lambda x: x.exp(), {"x": X}, moved_bytes=1e-9)
+    assert line.status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("direction", "count"), [(False, 3 + 3 + 8), (True, 3 + 3 + 8 + 3 + 24), ("alone", 3 + 24)]
+)
+def test_bytes_are_of_results_and_of_elements_that_are_read(direction, count, monkeypatch):
+    """Three of eight rows are gathered: their elements, the indices not counted."""
+    seen = []
+    monkeypatch.setattr(alarms, "most_bytes_per_s", lambda device: 1e30)
+    card = SimpleNamespace(L2_cache_size=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(
+        alarms, "require_possible_time", lambda ms, flops, device, moved: seen.append(moved)
+    )
+    table, at = drawn(8, 3), torch.tensor([1, 4, 6])
+    raced(lambda t, at: t[at].sum(-1), lambda t, at: t[at].sum(-1), {"t": table, "at": at},
+          backward=direction)  # fmt: skip
+    expected = {False: 9 + 3, True: 9 + 3 + 3 + 24, "alone": 3 + 24}[direction]
+    assert seen == [4 * expected]
+
+
+def test_no_number_is_right_only_where_the_truth_has_it():
+    true = {"y": torch.tensor([1.0, torch.nan, torch.inf], dtype=torch.float64)}
+    right = check.errors({"y": torch.tensor([1.0, torch.nan, torch.inf])}, true)
+    assert right["y"].worst == 0.0
+    for wrong in ([1.0, 2.0, torch.inf], [torch.nan, torch.nan, torch.inf], [1.0, torch.nan, 3.0],
+                  [1.0, torch.nan, -torch.inf], [torch.inf, torch.nan, torch.inf]):  # fmt: skip
+        actual = check.errors({"y": torch.tensor(wrong)}, true)
+        assert check.misses(actual, right, torch.float32), wrong
+
+
+def test_rewriting_keeps_address_and_version():
+    x = drawn(4, 5)
+    before = x.data_ptr(), x._version
+    values = alarms.partly_changed(x, 1 / 4)
+    alarms.write(x, values)
+    alarms.vary({"x": x})
+    assert (x.data_ptr(), x._version) == before
+    assert 4 <= (drawn(4, 5) != x).sum() <= 6
+    alarms.write(shared := torch.ones(1).expand(3), torch.zeros(3))
+    assert shared.tolist() == [1.0, 1.0, 1.0]
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def test_the_table_says_who_is_right_and_how_fast(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    functions = {"mine": lambda x: x.exp(), "<b>": torch.exp, "bad": lambda x: x + 1}
+    found = bench.compare(torch.exp, functions, {"x": X}, rounds=4, backward=True)
+    head, mine, other, bad = str(found).splitlines()
+    assert head.split()[:4] == ["status", "ms", "(95", "%)"] and "as fast as mine" in head
+    assert mine.split()[:2] == ["mine", "ok"] and mine.split()[-1] == "1"
+    assert other.split()[:2] == ["<b>", "ok"] and "wrong" in bad and "y: norm error" in bad
+    assert "roofline" not in head, "nobody knows the peak of a CPU"
+    page = found._repr_html_()
+    assert "<td>&lt;b&gt;</td>" in page and page.count("<tr>") == 4
+    assert found.rows["status"].tolist() == ["ok", "ok", "wrong"]
+    assert len(found.rows["samples_ms"][0]) == 4 and found.rows["session"].nunique() == 1
+    first, second, _ = found.lines
+    assert first.speed == 1.0 and second.speed > 0
+    assert not list(tmp_path.iterdir()), "nothing is written"
+
+
+def test_the_plot_has_a_bar_for_each_that_was_timed():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    found = bench.compare(torch.exp, {"mine": torch.exp, "bad": torch.sin}, {"x": X}, rounds=2)
+    axes = found.plot()
+    assert len(axes.patches) == 1 and axes.get_xlabel() == "forward, ms"
+    pyplot.close(axes.figure)
+
+
+def test_the_share_of_the_roofline_is_least_time_over_time(monkeypatch):
+    monkeypatch.setattr(alarms, "most_flops_per_s", lambda device: 1.0)
+    found = bench.compare(torch.exp, {"mine": torch.exp}, {"x": X}, rounds=2)
+    figures = found.measured[0].figures | {"flops": 0.0, "compulsory_bytes": 0.0}
+    assert found._share(figures, 1.0) is None
+    assert found._share(figures | {"flops": 0.5}, 1000.0) == 0.5
+    assert found._share(figures | {"flops": 0.5}, 400.0) is None, "not all of it was moved"
+
+
+def test_without_a_gpu_graphs_and_load_say_so():
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    for launch in ("graph", "sustained"):
+        line = raced(torch.exp, torch.exp, {"x": X}, launch=launch)
+        assert line.status == "unavailable" and "need a CUDA GPU" in line.reason
+
+
+def test_mistakes_in_the_call_are_named():
+    for message, options in (
+        ("no function to compare", {"functions": {}}),
+        ("the input 'x' is a float, not a tensor; what is none", {"inputs": {"x": 1.0}}),
+        ("inputs lie on one device, got none", {"inputs": {}}),
+        ("got meta", {"inputs": {"x": torch.empty(2, device="meta")}}),
+        ("unknown launch 'rocket'; known: python, graph, sustained", {"launch": "rocket"}),
+        ("unknown backward 'both'; known: False, True, alone", {"backward": "both"}),
+        ("rounds must be at least 2, got 1", {"rounds": 1}),
+        ("give backward=True", {"launch": "graph", "backward": "alone"}),
+    ):
+        call = {"reference": torch.exp, "functions": {"mine": torch.exp}, "inputs": {"x": X}}
+        with pytest.raises(ValueError, match=message):
+            bench.compare(**(call | options))
+    line = raced(add_norm, lambda *of: add_norm(*of)[0], {"x": X, "residual": X, "w": B})
+    assert line.status == "failed" and "are no results of this problem" in line.reason
+
+
+def test_all_rules_are_on_one_page():
+    text = bench.compare.__doc__
+    for word in ("float64", "NaN", "in turns", "L2", "thread", "timer", "second clock", "random"):
+        assert word in text
+
+
+# --- on a card ------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("launch", ["python", "graph", "sustained"])
+@pytest.mark.parametrize("backward", [False, True])
+def test_on_a_card_honest_functions_are_timed_and_cheats_are_not(launch, backward):
+    x, w = drawn(512, 1024).cuda(), drawn(1024, 1024, seed=1).cuda()
+    kept: dict = {}
+    side = torch.cuda.Stream()
+
+    def by_version(x: Tensor, w: Tensor) -> Tensor:
+        return kept.setdefault((x.data_ptr(), x._version), (x @ w).detach()).clone() + 0 * x[:1, :1]
+
+    def elsewhere(x: Tensor, w: Tensor) -> Tensor:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(20):
+                y = x @ w
+        return y
+
+    functions = {
+        "mine": product, "other": lambda x, w: (w.mT @ x.mT).mT, "half": half,
+        "kept": by_version, "stream": elsewhere,
+    }  # fmt: skip
+    found = bench.compare(
+        product, functions, {"x": x, "w": w}, launch=launch, backward=backward, seconds=0.2,
+        flops=2 * 512 * 1024 * 1024 * (3 if backward else 1),
+    )  # fmt: skip
+    status = {line.name: (line.status, line.reason) for line in found.lines}
+    assert status["mine"][0] == status["other"][0] == "ok", status
+    assert {status[name][0] for name in ("half", "kept")} == {"wrong"}, status
+    assert status["stream"][0] != "ok", status
+    assert all(0 < line.roofline <= 1 for line in found.lines if line.status == "ok")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backward", [False, True, "alone"])
+def test_on_a_card_bandwidth_bound_functions_are_under_the_roof(dtype, backward):
+    inputs = {"x": drawn(4096, 4096), "residual": drawn(4096, 4096, seed=1), "w": drawn(4096)}
+    given = {name: tensor.to("cuda", dtype) for name, tensor in inputs.items()}
+    functions = {"mine": add_norm, "compiled": torch.compile(add_norm)}
+    found = bench.compare(add_norm, functions, given, backward=backward)
+    for line in found.lines:
+        assert line.status == "ok", line.reason
+        assert line.roofline is None or 0.02 < line.roofline <= 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_on_a_card_the_answer_in_freed_memory_is_poisoned():
+    x, w = drawn(512, 1024).cuda(), drawn(1024, 1024, seed=1).cuda()
+    empty = lambda x, w: torch.empty(512, 1024, device="cuda")  # noqa: E731
+    line = raced(product, empty, {"x": x, "w": w})
+    assert line.status == "wrong" and "nan" in line.reason
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("launch", ["python", "graph"])
+def test_on_a_card_layer_norm_s_identity_is_no_norm(launch):
+    x = drawn(64, 8192).cuda()
+    reference = lambda x: layer_norm(x, x.shape[-1:])  # noqa: E731
+    line = raced(reference, lambda x: x.clone(), {"x": x}, launch=launch)
+    assert line.status == "wrong"
