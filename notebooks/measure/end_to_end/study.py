@@ -29,21 +29,21 @@ class Sizes(study.Sizes):
     """sizes of the Transformer, smallest first"""
     contexts: Annotated[list[int], Field(min_length=1)] = [16]
     """tokens a sequence; the first is the one looked at closely"""
-    precisions: list[str] = ["fp32", "bf16 autocast", "bf16"]
-    """see the method"""
+    precisions: list[str] = ["fp32", "bf16 autocast"]
+    """fp32, bf16 autocast (weights in fp32) and bf16 (weights too)"""
     whole: list[str] = []
     """sizes that are also compiled, at the first context"""
     chosen: list[str] = ["nano"]
     """sizes with other MLPs, and with sdpa in place of plain attention"""
     providers: list[str] = ["all"]
     """MLPs by rival, `all` for every one"""
-    split: list[str] = ["nano"]
+    split: list[str] = []
     """sizes with every fp32 projection by fusedlib.linear"""
-    loaded: list[str] = ["nano"]
+    loaded: list[str] = []
     """sizes whose other MLPs also run sustained, with energy"""
     load_seconds: Annotated[float, Field(ge=0.01, le=60)] = 0.2
     """seconds of a sustained measurement, after heating"""
-    profiled: list[str] = ["nano"]
+    profiled: list[str] = []
     """sizes also run under the profiler"""
     cpu: list[str] = []
     """sizes also run on the CPU at the first context"""
@@ -87,7 +87,7 @@ def _alone(sizes: Sizes) -> Cases:
 
 def _turns(sizes: Sizes) -> Cases:
     shared, first = sizes.shared, sizes.first
-    halves = ["bf16", "bf16 autocast"]
+    halves = [name for name in ("bf16", "bf16 autocast") if name in sizes.precisions]
     return [
         *cases.races(shared, "mlp", sizes.chosen, first, ["fp32"], sizes.providers),
         *cases.races(shared, "mlp", sizes.chosen, sizes.longest, halves, sizes.providers),
@@ -117,7 +117,7 @@ def _profiles(sizes: Sizes) -> Cases:
 
 # --- what its columns mean -----------------------------------------------------------------------
 
-BOTH = "forward and backward"
+BOTH = "both passes"
 PARTS = {"forward": "forward", "backward": "backward", "both": BOTH, "optimizer": "optimizer",
          "step": "step"}  # fmt: skip
 SHEETS = {
@@ -147,6 +147,7 @@ COLUMNS = {
     "mode": Column("mode", names={"eager": "eager", "compiled": "compiled"}),
     "host": Column("device", names={False: "on the device", True: "on the host's CPU"}),
     "part": Column("part", names={name: name for name in PARTS.values()}),
+    "shape": Column("size·context"),
     "layer": Column("size·context precision"),
     "median_ms": Column("time", "3 ms"),
     "part_share": Column("share of the step", "2%"),
@@ -185,13 +186,14 @@ def described(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.assign(**rows[FIGURES].apply(pd.to_numeric, errors="coerce"))
     single = rows["experiment"].isin(["step", "profile"])
     compiled = (rows["experiment"] == "model") & (rows["provider"] == "inductor")
+    sizes = zip(rows["model"], rows["context_length"], strict=True)
     rows = rows.assign(
         provider=rows["provider"].mask(single, "eager"),
+        shape=[f"{model}·{context:.0f}" for model, context in sizes],
         mode=compiled.map({True: "compiled"}).mask(rows["experiment"] == "step", "eager"),
         host=rows["device"] != rows["device_type"],
-        layer=[f"{m}·{t:.0f} {p}" for m, t, p in
-               rows[["model", "context_length", "precision"]].itertuples(index=False)],
-    )  # fmt: skip
+    )
+    rows["layer"] = rows["shape"] + " " + rows["precision"].astype(object)
     eager = rows[(rows["experiment"] == "model") & (rows["provider"] == "eager")]
     before = eager.drop_duplicates("session").set_index("session")["step_median_ms"]
     saved_ms = rows["session"].map(before) - rows["step_median_ms"]
@@ -236,7 +238,7 @@ def _cast_gain(rows: pd.DataFrame) -> pd.Series:
 
 def by_part(rows: pd.DataFrame) -> pd.DataFrame:
     """Of each step a row a part: `part`, its `median_ms` and `samples_ms`, and `part_share` of the
-    step; a row of something else has no part and stays as it is."""
+    step. Each part has sessions of its own; a row of something else has no part and stays."""
     pieces = [rows[rows["step_median_ms"].isna() & rows["both_median_ms"].isna()].assign(part=None)]
     for column, name in PARTS.items():
         there = rows[rows[f"{column}_median_ms"].notna() & rows["both_median_ms"].notna()]
@@ -244,6 +246,7 @@ def by_part(rows: pd.DataFrame) -> pd.DataFrame:
         samples = there.get(f"{column}_samples_ms", pd.Series(index=there.index, dtype=object))
         pieces.append(there.assign(
             part=name, median_ms=ms, samples_ms=samples, part_share=ms / there["step_median_ms"],
+            session=there["session"].map(lambda session, name=name: f"{session} {name}"),
         ))  # fmt: skip
     every = pd.concat(pieces)
     every.attrs = dict(rows.attrs)
