@@ -35,7 +35,7 @@ class Sizes(study.Sizes):
     """sizes that are also compiled, at the first context"""
     chosen: list[str] = ["nano"]
     """sizes with other MLPs, and with sdpa in place of plain attention"""
-    providers: list[str] = ["all"]
+    providers: list[str] = ["eager", "fused", "liger"]
     """MLPs by rival, `all` for every one"""
     split: list[str] = []
     """sizes with every fp32 projection by fusedlib.linear"""
