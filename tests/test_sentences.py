@@ -14,7 +14,7 @@ from press import replay
 from press.running import config
 
 Rows = pd.DataFrame
-NOTEBOOKS = {study.name: study.notebook for study in config.load().studies}
+NOTEBOOKS = {part.name: part.notebook for part in config.load().with_details(config.load().studies)}
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ SAID = [
      BOTH, attention_memory),
     ("09_model_memory", "shorter segments are better down to a block or two", BOTH,
      checkpoints),
-    ("06_end_to_end", "stay below its power limit, at the full clock",
+    ("06_end_to_end" + config.DETAILS, "stay below its power limit, at the full clock",
      BOTH, below_the_power_limit),
     ("03_kernels", "In bf16 the GPU then reaches its power limit and lowers its clock",
      BOTH, at_the_power_limit),
@@ -131,7 +131,7 @@ def test_a_comparison_in_words_is_what_the_rows_say(rows, study, words, machines
     text = " ".join("".join(one["source"]) for one in cells).replace('"', "")
     assert " ".join(words.split()) in " ".join(text.split()), "the sentence is another now"
     for machine in machines:
-        measured = rows(study, machine)
+        measured = rows(study.removesuffix(config.DETAILS), machine)
         assert holds(measured), machine
         assert not holds(measured.assign(**worse(measured))), "the check cannot fail"
 

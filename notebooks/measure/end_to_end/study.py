@@ -239,6 +239,7 @@ def _cast_gain(rows: pd.DataFrame) -> pd.Series:
 def by_part(rows: pd.DataFrame) -> pd.DataFrame:
     """Of each step a row a part: `part`, its `median_ms` and `samples_ms`, and `part_share` of the
     step. Each part has sessions of its own; a row of something else has no part and stays."""
+    rows = rows.copy()  # of many single columns pandas warns
     pieces = [rows[rows["step_median_ms"].isna() & rows["both_median_ms"].isna()].assign(part=None)]
     for column, name in PARTS.items():
         there = rows[rows[f"{column}_median_ms"].notna() & rows["both_median_ms"].notna()]
