@@ -43,10 +43,10 @@ def check_some_change_makes_each_false(claims: list[Claim]) -> None:
 
 
 def perturbed(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """For each value of each varying key: times, memory, energy and the largest size that
-    fits tenfold up or down, or out of memory.
+    """For each value of each varying key: times, memory, energy, utilisation and the largest size
+    that fits tenfold up or down, or out of memory.
     """
-    ends = ("_ms", "_mib", "_error", "_gib", "_s", "_bytes", "largest", "joules")
+    ends = ("_ms", "_mib", "_error", "_gib", "_s", "_bytes", "largest", "joules", "mfu")
     figures = [c for c in rows if c.endswith(ends)]
     others = [
         c for c in rows

@@ -6,6 +6,7 @@ import warnings
 import weakref
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 from torch.utils import flop_counter
@@ -15,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fusedlib.bench import check, rivals
 from fusedlib.bench.attempt import Wrong
 from fusedlib.bench.rivals import Workload
-from measure.attention import exact, footprint, problem, races
+from measure.attention import exact, footprint, problem, races, study
 from measure.attention.problem import AttentionProblem, draw, flops, kept, traffic
 from measure.recording import results
 from models.transformer import plain_attention
@@ -366,3 +367,25 @@ def test_a_refusal_keeps_the_reasons_of_the_backend_asked_for():
     reasons = races._reasons(error, given)
     assert reasons.startswith("Expected query") and reasons.endswith("Got float instead.")
     assert races._reasons(error, []) == "No available kernel. Aborting execution."
+
+
+# --- what follows from rows ----------------------------------------------------------------------
+
+
+def test_rows_have_what_is_counted_of_them_at_the_ceilings_of_their_recording():
+    one = AttentionProblem(256, 64, 8, "bfloat16")
+    shape = {"context_length": 256, "head_dim": 64, "batch_size": 8, "direction": "forward"}
+    shared = {"machine": "here", "recording": "first", "device": "cuda", "dtype": "bfloat16"}
+    ran = [shape | {"provider": name, "peak_mib": 8.0, "median_ms": 1.0}
+            for name in ("plain", "cudnn", "inductor")]  # fmt: skip
+    ceilings = [{"dtype": "int8", "bytes_per_s": 1e12}, {"flops_per_s": 1e14}]
+    rows = pd.DataFrame([shared | row for row in (*ran, *ceilings)])
+    plain, cudnn, inductor, *_ = study.described(rows).to_dict("records")
+    assert (plain["fused"], cudnn["fused"], inductor["fused"]) == (False, True, False)
+    assert plain["peak_squares"] == inductor["peak_squares"] == 8.0
+    assert plain["peak_counted"] == problem.plain_peak(one, "cuda") / one.square
+    assert plain["traffic_ms"] == pytest.approx(traffic(one, "forward", fused=False) / 1e9)
+    assert cudnn["products_ms"] == pytest.approx(flops(one, "forward", fused=True) / 1e11)
+    assert plain["bound_share"] == max(plain["products_ms"], plain["traffic_ms"])
+    counted = [inductor[name] for name in ("kept_counted", "products_ms", "bound_share")]
+    assert all(map(math.isnan, counted)), "what torch chose was not counted"

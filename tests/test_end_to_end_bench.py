@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from fusedlib.bench.race import Turn
 from fusedlib.ops.linear import function as projection
 from fusedlib.patch import apply
 from measure import compiling, mlp_rivals
-from measure.end_to_end import cases, measure, races
+from measure.end_to_end import cases, measure, races, study
 from measure.recording import results
 from measure.transformer_trainer import Trainer
 from models import flops, transformer
@@ -292,3 +293,33 @@ def test_a_case_out_of_memory_leaves_the_next_one(monkeypatch, tmp_path):
 def test_bad_input_is_told(make, text):
     with pytest.raises(ValueError, match=text):
         make()
+
+
+def step_row(provider, precision, both_ms, step_ms, experiment="model", **more):
+    return {
+        "machine": "here", "recording": "first", "experiment": experiment, "provider": provider,
+        "precision": precision, "model": "nano", "context_length": 16, "attention": "plain",
+        "device": "cpu", "device_type": "cpu", "device_name": "a CPU", "session": precision,
+        "both_median_ms": both_ms, "step_median_ms": step_ms, "flops": 2e9, **more,
+    }  # fmt: skip
+
+
+def test_rows_have_their_gains_and_their_share_of_the_peak():
+    rows = study.described(pd.DataFrame([
+        step_row(None, "fp32", 20.0, 30.0, "step"),
+        step_row(None, "bf16 autocast", 5.0, 8.0, "step"),
+        step_row("eager", "fp32", 20.0, 30.0),
+        step_row("inductor", "fp32", 10.0, 20.0, compile_s=5),
+        {"machine": "here", "recording": "first", "experiment": "ceiling", "ceiling": "gemm",
+         "dtype": "float32", "flops_per_s": 4e11, "device": "cpu", "device_type": "cpu"},
+    ]))  # fmt: skip
+    alone, cast, beside, compiled, _ = rows.to_dict("records")
+    assert (alone["mode"], compiled["mode"], alone["provider"]) == ("eager", "compiled", "eager")
+    assert pd.isna(beside["mode"]), "it ran interleaved: another time than alone"
+    assert alone["mfu"] == pytest.approx(0.25), "of the product that was measured here"
+    assert cast["cast_gain"] == 4.0 and pd.isna(alone["cast_gain"])
+    assert compiled["repaid"] == 500 and pd.isna(beside["repaid"])
+    parts = study.by_part(rows)
+    both, step = (parts[parts["part"] == name] for name in ("both passes", "step"))
+    assert [*both["median_ms"]] == [20.0, 5.0, 20.0, 10.0] and step["part_share"].eq(1).all()
+    assert not {*both["session"]} & {*step["session"]}, "a ratio is of the same part"

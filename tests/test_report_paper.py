@@ -26,7 +26,6 @@ from measure.recording import paths, results
 from press import display, headlines, render, replay, style
 from press.claims import Claim
 from press.display import TABLE_MIME
-from press.formats import formatted
 from press.pages import outputs, slides
 from press.pages.outputs import meaning, plain_text, press, tags
 from press.pages.paper import Section, combined
@@ -253,23 +252,6 @@ def test_a_time_over_a_pass_that_did_not_fit_is_not_drawn(products: Path) -> Non
 
 
 PLANS = "model-memory-plans"
-
-
-def test_what_is_held_less_and_what_the_peak_is_are_told_apart(products: Path) -> None:
-    """4.85 GiB less were held over the arm's start, whose whole peak was 1.4 GiB higher."""
-    shown = shown_by(products, "06_end_to_end")
-    [text] = [t for o, _ in shown if "hold over what" in (t := o["data"].get("text/markdown", ""))]
-    rows = rows_of("06_end_to_end", experiment="mlp", model="2.7b", precision="bf16")
-    rows = rows[rows["context_length"] == 1024]
-    for machine, part in rows.groupby("machine", observed=True):
-        gib = part.set_index("provider")[["held_mib", "both_peak_mib"]] / 1024
-        held, peak = gib.loc["fused"] - gib.loc["eager"]
-        written = (
-            text if machine == rows["machine"].cat.categories[0] else text.partition("*On the ")[2]
-        )
-        word = "higher" if peak > 0 else "lower"
-        assert f"In bf16 {formatted(abs(held), '3 GiB')} less with fusedlib's MLP" in written
-        assert f"whole peak is {formatted(abs(peak), '3 GiB')} {word} with fusedlib's" in written
 
 
 def test_how_much_of_a_gain_launching_costs_is_counted(claims_of) -> None:

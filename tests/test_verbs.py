@@ -276,6 +276,8 @@ def test_published_rows_stand_beside_and_are_of_no_machine():
     columns, lines = cells(lambda: both.table("width"))
     assert [head[-1] for head in columns[1:]] == ["H200", "published"]
     assert lines == [["64", "2.50 ms", "4.00 ms"], ["128", "8.50 ms", "5.00 ms"]]
+    more = timed_rows().of(machine="H100", provider="eager")
+    assert set(both.beside(more)["machine"]) == {*both["machine"], *more["machine"]}
     shown = meaning_of(lambda: both.points(y="width"))
     assert shown["machines"] == [FAST] and "published" in shown["data"]
     assert "open marks: published" in shown["caption"], "both have marks of eager"

@@ -257,7 +257,7 @@ class _Clock:
             seconds=self.spec.seconds, most=self.spec.most,
         )  # fmt: skip
         self._end_sample()
-        nothing = timing.in_turns({"": lambda: None}, **settings, warmup=0, repetitions=3)[""]
+        nothing = timing.in_turns({"": lambda: None}, **settings, warmup=3, repetitions=20)[""]
         work = self.spec.work(self.case)
         measured = {name: timed.figures() for name, timed in times.items()}
         for name, figures in measured.items():

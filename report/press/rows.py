@@ -74,10 +74,11 @@ class Rows(pd.DataFrame):
     def beside(self, tables: pd.DataFrame) -> "Rows":
         """These rows and those of published tables, as `press.published.as_rows` gives them.
 
-        Published rows are of no machine. A picture gives them filled marks where `by` and `panel`
-        tell them apart, else marks of their own; a table gives them a column.
+        Other rows of the study may stand beside, too. Published rows are of no machine. A picture
+        gives them filled marks where `by` and `panel` tell them apart, else marks of their own; a
+        table gives them a column.
         """
-        order = [*self["machine"].cat.categories, MACHINE]
+        order = list(dict.fromkeys([*self["machine"].cat.categories, MACHINE]))
         both = Rows(pd.concat([pd.DataFrame(self), pd.DataFrame(tables)], ignore_index=True))
         both["machine"] = pd.Categorical(both["machine"], order)
         both.attrs = dict(self.attrs)
