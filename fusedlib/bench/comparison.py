@@ -245,7 +245,7 @@ class Line:
         return [self.name, self.status, ms or "", speed or "", share or "", self.reason or ""]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """What `compare` gives: a table where it is printed, `rows` and `plot()`, which need pandas and
     matplotlib of the extra `bench`.
@@ -312,6 +312,8 @@ class Comparison:
         rows = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
                 for row in table]  # fmt: skip
         return "\n".join(row.rstrip() for row in rows)
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         head, *body = ([html.escape(cell) for cell in row] for row in self._table())

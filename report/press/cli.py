@@ -308,7 +308,8 @@ def lab(context: typer.Context) -> None:
     _trust(paths.build_dir() / "notebooks")
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={paths.ROOT}"]
     command += [f"--ServerApp.kernel_spec_manager_class={kernel.__name__}.OwnKernelSpecs"]
-    first = configs.load().studies[0].notebook.relative_to(paths.ROOT)
+    loaded = configs.load()
+    first = (*loaded.guides, *loaded.studies)[0].notebook.relative_to(paths.ROOT)
     rights = ["--allow-root"] if os.geteuid() == 0 else []  # as in a container
     command += [f"--LabApp.default_url=/lab/tree/{first}", *rights, *context.args]
     os.execve(sys.executable, command, {**os.environ, **kernel.variables()})

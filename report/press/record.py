@@ -61,7 +61,7 @@ def units(config: Config, only: Sequence[str] = ()) -> list[Unit]:
 
     all_units = []
     with replay.recorded_rows():
-        for study in config.select(only):
+        for study in filter(config.studies.__contains__, config.select(only)):
             parts = config.with_details([study])
             stated = [claim for part in parts for claim in replay.analysis_of(part.notebook).claims]
             selected = [{*claim.selection["case"]} for claim in stated]

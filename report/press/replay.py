@@ -81,7 +81,8 @@ def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> dict[str
         for part in parts:
             analysis = analysis_of(part.notebook)
             studies = every if part is config.frame else [part.name.removesuffix(DETAILS)]
-            show_others(analysis.notebook, part.notebook, studies)
+            if part not in config.guides:
+                show_others(analysis.notebook, part.notebook, studies)
             analysis.notebook.metadata[METADATA] = {"status": "ok", "profile": "full"}
             write_whole(copy_path(part.name), nbformat.writes(analysis.notebook))
             stated[part.name] = analysis.claims

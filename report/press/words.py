@@ -73,9 +73,9 @@ def rewritten(notebook: Path, study: str, numbers: Numbers) -> str | None:
 
 
 def rewritten_all(config: Config, numbers: Numbers) -> dict[Path, str]:
-    """The notebooks of studies and their details whose numbers are not as they are now."""
+    """The notebooks of guides, studies and details whose numbers are not as they are now."""
     texts = {
         part.notebook: rewritten(part.notebook, part.name.removesuffix(DETAILS), numbers)
-        for part in config.with_details(config.studies)
+        for part in config.parts if part is not config.frame
     }  # fmt: skip
     return {path: text for path, text in texts.items() if text is not None}

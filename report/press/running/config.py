@@ -1,5 +1,6 @@
 """`notebooks/study.toml`: the notebooks, their order, the parameters of each profile."""
 
+import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,17 +61,19 @@ class Config:
     """All studies in their order, and the notebook that frames them in the report.
 
     `details` are the notebooks beside the frame, in `sections`, that have a study's name: what the
-    appendix needs of it.
+    appendix needs of it. `guides` are the numbered notebooks that the file does not name:
+    they are executed and have pages, and are no part of the paper.
     """
 
     studies: tuple[Study, ...]
     frame: Study
     details: tuple[Study, ...] = ()
+    guides: tuple[Study, ...] = ()
 
     @property
     def parts(self) -> tuple[Study, ...]:
-        """What the report is made of."""
-        return (*self.with_details(self.studies), self.frame)
+        """What is executed, in this order: guides show what studies measured."""
+        return (*self.with_details(self.studies), *self.guides, self.frame)
 
     def with_details(self, studies: Iterable[Study]) -> tuple[Study, ...]:
         """These studies, each followed by its details."""
@@ -79,18 +82,19 @@ class Config:
         return tuple(part for pair in names for part in pair if part)
 
     def select(self, only: Sequence[str]) -> tuple[Study, ...]:
-        """The named studies in the report's order; all of them for an empty `only`.
+        """The named studies and guides in the order in which they run; all for an empty `only`.
 
         A name may be the part of one before or after its first underscore.
         """
-        names = [study.name for study in self.studies]
+        every = (*self.studies, *self.guides)
+        names = [study.name for study in every]
         chosen = set()
         for name in only:
             alike = {n for n in names if name in (n, n.partition("_")[0], n.partition("_")[2])}
             if not alike:
                 raise ConfigError(f"notebook {name!r} is unknown; known: {listed(names)}")
             chosen |= {name} if name in alike else alike
-        return tuple(study for study in self.studies if not only or study.name in chosen)
+        return tuple(study for study in every if not only or study.name in chosen)
 
 
 def listed(names: Iterable[Any]) -> str:
@@ -126,12 +130,24 @@ def load(path: Path | None = None) -> Config:
     for study in (*studies, frame):
         if not study.notebook.is_file():
             raise ConfigError(f"{path}: the notebook {study.notebook} does not exist")
-    folder = notebook.parent / "sections"
+    notebooks, folder = path.parent, notebook.parent / "sections"
     details = tuple(
         Study(study.name + DETAILS, study.title, "", path, {profile: {} for profile in PROFILES})
         for study in studies if (path := folder / f"{study.name}.ipynb").is_file()
     )  # fmt: skip
-    return Config(studies, frame, details)
+    named = {study.notebook for study in studies}
+    guides = tuple(
+        Study(path.stem, _title(path), "", path, {profile: {} for profile in PROFILES})
+        for path in sorted(notebooks.glob("[0-9][0-9]_*.ipynb")) if path not in named
+    )  # fmt: skip
+    return Config(studies, frame, details, guides)
+
+
+def _title(notebook: Path) -> str:
+    """What stands in a notebook's first heading, up to a colon."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    heading = "".join(cells[0]["source"]).partition("\n")[0].removeprefix("# ")
+    return heading.partition(":")[0]
 
 
 def _study(
