@@ -401,7 +401,7 @@ class Sizes(study.Sizes):
     """of weights, order of images and dropout"""
     train_images: Images = 320
     """the first so many of 60,000"""
-    alone_images: Images = 6400
+    alone_images: Images = 3200
     """the same without convolutions"""
     test_images: Annotated[int, Field(ge=1, le=10_000)] = 200
     """the first so many of 10,000"""
