@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 
 import pandas as pd
@@ -177,6 +178,13 @@ def test_lines_bars_and_panels_draw_the_value_that_is_asked_for():
     bars = drawn(lambda: one.bars(y="width", panel=["dtype", "experiment"]))
     assert {*bars["panel"]} == {"bf16, time"} and {*bars["value"]} == {1.1, 2.5, 3.5, 8.5}
     assert "Time, H200." in meaning_of(lambda: one.bars(y="width"))["caption"]
+
+
+def test_stacked_bars_of_several_machines_are_a_bar_a_machine():
+    """Marks of a second machine do not lie on stacked parts, and the caption promised them."""
+    draw = partial(timed_rows().of(width=64).bars, y="width", stacked=True)
+    assert {*drawn(draw)["width"]} == {"64, H200", "64, H100"}
+    assert "marks" not in meaning_of(draw)["caption"]
 
 
 def test_a_table_has_a_column_a_name_and_a_machine():

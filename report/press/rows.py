@@ -177,7 +177,7 @@ class Rows(pd.DataFrame):
         panel: str | Sequence[str] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         """Draw lying bars, a category a value of `y`; parts named in `by` beside each other, or
-        stacked with `stacked=True`."""
+        stacked with `stacked=True`. Stacked bars of several machines are a bar a machine."""
         self._drawing(x)._draw(plots.bars, "value", y, by, panel, options)
 
     def table(
@@ -479,6 +479,9 @@ class Rows(pd.DataFrame):
         wide = {"low": "low", "high": "high"} if (frame["low"] < frame["high"]).any() else {}
         own = {k: v for k, v in options.items() if k not in ("title", "name", "note")}
         card = "machine" if frame["machine"].nunique() > 1 else None
+        if card and options.get("stacked"):  # no marks of others lie on parts: a bar a machine
+            names = frame["machine"].astype(str)
+            frame, card = frame.assign(**{y: frame[y].astype(str) + ", " + names}), None
         picture = plot(
             frame, x, y, by, panel="panel" if panels else None, spec=value.format, card=card,
             **titles, **wide, **own,
