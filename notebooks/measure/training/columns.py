@@ -42,6 +42,7 @@ COLUMNS = {
     "precision": Column("precision", names={name: name for name in PRECISIONS}),
     "launch": Column("launch", names={"python": "from Python", "graph": "in a CUDA graph"}),
     "source": Column("data from", names={"device": "the device", "loader": "a DataLoader"}),
+    "train_images": Column("training images", ",d", names={60_000: "all training images"}),
     "epoch": Column("epoch", ",d"),
     "seed": Column("seed", ",d"),
     "test_error": Column("test images missed", "2%", log=True),
@@ -87,12 +88,13 @@ def described(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def longest(rows: pd.DataFrame) -> pd.DataFrame:
-    """The runs of most epochs, of those with most images, of each recording and network."""
-    length = 1e6 * rows["epochs"].astype(float) + rows["train_images"].astype(float)
-    keys = ["machine", "recording", "network"]
-    return rows[
-        length == length.groupby([rows[key] for key in keys], observed=True).transform("max")
-    ]
+    """The runs of most epochs, of those with most images, of those the widest layer, of each
+    recording and network."""
+    for name in ("epochs", "train_images", "width"):
+        size = rows[name].astype(float)
+        keys = [rows[key] for key in ("machine", "recording", "network")]
+        rows = rows[size == size.groupby(keys, observed=True).transform("max")]
+    return rows
 
 
 def by_epoch(rows: pd.DataFrame) -> pd.DataFrame:
