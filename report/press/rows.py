@@ -177,7 +177,7 @@ class Rows(pd.DataFrame):
         panel: str | Sequence[str] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         """Draw lying bars, a category a value of `y`; parts named in `by` beside each other, or
-        stacked with `stacked=True`. Stacked bars of several machines are a bar a machine."""
+        stacked with `stacked=True`. Stacked bars are a bar a machine and have no whiskers."""
         self._drawing(x)._draw(plots.bars, "value", y, by, panel, options)
 
     def table(
@@ -476,7 +476,8 @@ class Rows(pd.DataFrame):
         titles = {"xlabel" if x == "value" else "ylabel": value.label}
         if plot is plots.lines:
             titles["xlabel"] = self._says(x).label
-        wide = {"low": "low", "high": "high"} if (frame["low"] < frame["high"]).any() else {}
+        ranged = (frame["low"] < frame["high"]).any() and not options.get("stacked")
+        wide = {"low": "low", "high": "high"} if ranged else {}
         own = {k: v for k, v in options.items() if k not in ("title", "name", "note")}
         card = "machine" if frame["machine"].nunique() > 1 else None
         if card and options.get("stacked"):  # no marks of others lie on parts: a bar a machine
