@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from io import StringIO
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -220,6 +221,7 @@ def test_an_explorer_offers_the_values_that_there_are(monkeypatch):
     monkeypatch.setattr(display, "explore", lambda show, **choices: offered.update(choices))
     timed_rows().explore("width", "dtype").points(y="provider")
     assert offered == {"width": [64, 128], "dtype": ["bf16"]}
+    assert "1,024" in timed_rows().assign(width=1024).of(width=np.int64(1024)).caption()
 
 
 def test_unmeasured_says_why():

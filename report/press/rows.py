@@ -348,9 +348,11 @@ class Rows(pd.DataFrame):
         if value is None or (isinstance(value, float) and pd.isna(value)):
             return "none"
         says = self._says(name)
-        number = isinstance(value, float | int) and not isinstance(value, bool)
+        number = isinstance(value, Number) and not isinstance(value, bool)
         if number and value not in says.names:
-            return display.formatted(value, says.format or (",d" if value == int(value) else ""))
+            return display.formatted(
+                value, says.format or (",d" if float(value).is_integer() else "")
+            )
         return str(says.names.get(value, value))
 
     @staticmethod

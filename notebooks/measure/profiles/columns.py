@@ -13,7 +13,7 @@ from models import transformer
 
 CASE = ["model", "precision", "context_length", "attention", "provider"]
 IDLE, OTHERS = "GPU idle", "others"
-DRAWN = ("GEMM", "element-wise", "copy and cast", "softmax", "reduction", "optimizer")
+DRAWN = ("GEMM", "element-wise", "optimizer", "softmax", "copy and cast")
 """Classes that have a colour; all other kernels are `OTHERS`."""
 PASSES = {
     "inference": ["inference"], "forward": ["forward"], "backward": ["backward"],
@@ -28,6 +28,8 @@ FIGURES = [
     "kernels_ms", "profiled_kernels", "profiled_ms", "ranged_ms", "idle_ms", "late_ms", "gaps",
     "step_median_ms", "issue_ms",
 ]  # fmt: skip
+SETTERS = {"card": "GPU", "host": "CPU"}
+"""Who sets the pace of a step, by `fusedlib.bench.step_clock.pace_setter`'s words."""
 HOW = ("measured", "counted bytes", "counted FLOPs")
 
 COLUMNS = {
@@ -36,31 +38,31 @@ COLUMNS = {
     ),
     "model": Column("size", names={name: name for name in transformer.SIZES}),
     "precision": Column("precision", names={name: name for name in ("fp32", "bf16 autocast")}),
-    "context_length": Column("tokens", ",d tokens", log=True),
+    "context_length": Column("context", "3 tokens", log=True),
     "attention": Column(
         "attention", names={"plain": "plain attention", "sdpa": "fused attention"}
     ),
     "kind": Column(
-        "step", names={"eager plain": "PyTorch", "eager sdpa": "fused attention",
+        "step", names={"eager plain": "PyTorch", "eager sdpa": "PyTorch, fused attention",
                        "inductor plain": "torch.compile"},
     ),
-    "sized": Column("size and tokens"),
+    "sized": Column("size and context"),
     "section": Column("pass", names={name: name for name in ALL_SECTIONS}),
     "class": Column("kernels", names={name: name for name in (*DRAWN, OTHERS, IDLE)}),
     "kernel": Column("kernel"),
     "calls": Column("calls", ",d"),
     "class_ms": Column("time of kernels", "3 ms"),
-    "kernel_ms": Column("time of its calls", "3 ms"),
+    "kernel_ms": Column("time of all its calls", "3 ms"),
     "step_share": Column("share of a step", "2%"),
     "how": Column("softmax / products", names={name: name for name in HOW}),
-    "softmax_ratio": Column("time of the softmax over that of both products", "2×", log=True),
+    "softmax_ratio": Column("time of the softmax / products", "2×", log=True),
     "softmax_backward": Column("the same backward", "2×"),
     "kernels_ms": Column("kernel time", "3 ms"),
     "profiled_kernels": Column("kernels", ",d"),
     "step_ms": Column("step", "3 ms"),
     "issue_ms": Column("launched in", "3 ms"),
     "busy": Column("GPU busy", "2%"),
-    "pace": Column("pace set by", names={"card": "GPU", "host": "CPU"}),
+    "pace": Column("pace set by"),
     "profiled_over": Column("step under the profiler", "3×"),
     "ranged_over": Column("with named modules", "3×"),
     "gap_short_us": Column("shortest tenth of gaps", "3 µs"),
@@ -112,7 +114,7 @@ def described(rows: pd.DataFrame) -> pd.DataFrame:
     counts = [_counted(row) for row in rows[plain].to_dict("records")]
     counted = pd.DataFrame(counts, rows.index[plain], ["flops_ratio", "bytes_ratio"])
     gaps = rows["gap_percentiles_us"].map(lambda g: g if isinstance(g, list) else [None] * 13)
-    paces = [pace_setter(k, s) if g and k > 0 and s > 0 else None
+    paces = [SETTERS[pace_setter(k, s)] if g and k > 0 and s > 0 else None
              for k, s, g in zip(kernels, step, of_gpu, strict=True)]  # fmt: skip
     return rows.assign(
         step_ms=step, issue_ms=clocked["issue_ms"].set_axis(rows.index), pace=paces,
@@ -123,7 +125,7 @@ def described(rows: pd.DataFrame) -> pd.DataFrame:
         gap_short_us=gaps.str[1].astype(float), gap_median_us=gaps.str[5].astype(float),
         kind=rows["provider"] + " " + rows["attention"],
         late_share=rows["late_ms"] / rows["idle_ms"],
-        sized=[f"{m}, {t:.0f}" for m, t in zip(rows["model"], rows["context_length"], strict=True)],
+        sized=rows["model"] + rows["context_length"].map(", {:.0f} tokens".format),
     ).join(counted).copy()  # fmt: skip
 
 
