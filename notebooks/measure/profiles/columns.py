@@ -7,7 +7,7 @@ import pandas as pd
 
 from fusedlib.bench.step_clock import pace_setter
 from measure.profiles import classes
-from measure.profiles.measure import ALL_SECTIONS, REST, SECTIONS
+from measure.profiles.measure import ALL_SECTIONS, PERCENTILES, REST, SECTIONS
 from measure.study import Column
 from models import transformer
 
@@ -38,7 +38,7 @@ COLUMNS = {
     ),
     "model": Column("size", names={name: name for name in transformer.SIZES}),
     "precision": Column("precision", names={name: name for name in ("fp32", "bf16 autocast")}),
-    "context_length": Column("context", "3 tokens", log=True),
+    "context_length": Column("context", "1 tokens", log=True),
     "attention": Column(
         "attention", names={"plain": "plain attention", "sdpa": "fused attention"}
     ),
@@ -56,7 +56,6 @@ COLUMNS = {
     "step_share": Column("share of a step", "2%"),
     "how": Column("softmax / products", names={name: name for name in HOW}),
     "softmax_ratio": Column("time of the softmax / products", "2×", log=True),
-    "softmax_backward": Column("the same backward", "2×"),
     "kernels_ms": Column("kernel time", "3 ms"),
     "profiled_kernels": Column("kernels", ",d"),
     "step_ms": Column("step", "3 ms"),
@@ -79,54 +78,74 @@ COLUMNS = {
 
 
 def described(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with what follows from them; what is of the GPU's time only where there is a GPU.
-
-    A profile has the time of the same recording's unprofiled step, `step_ms`, and what the CPU
-    takes to launch its kernels, `issue_ms`; `busy`, its kernels' time over the step, and `pace`,
-    who sets it; `kind` is its provider and
-    attention. Of its kernels `products_ms`, `optimizer_ms` and `others_ms`, all but products; by
-    pass the products' share, as `forward_products`, and AdamW's share of the step. In plain
-    attention `softmax_ratio` is the softmax's forward time over that of both products, and
-    `flops_ratio` and `bytes_ratio` what counting predicts. `profiled_over` and `ranged_over` are
-    steps under the profiler over the step without.
+    """Rows with what follows from them: `kind` of a step, its provider and attention; `sized`, size
+    and context; and the columns of `_of_clock`, `_of_kernels` and `_of_attention`.
     """
-    used = [*CASE, "experiment", "on_device", "batch_size", *FIGURES, *LISTS]
+    used = [*CASE, "experiment", "on_device", *FIGURES, *LISTS]
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *used])))
     rows[FIGURES] = rows[FIGURES].apply(pd.to_numeric, errors="coerce")
+    rows = rows.assign(
+        kind=rows["provider"] + " " + rows["attention"],
+        sized=rows["model"] + rows["context_length"].map(", {:.0f} tokens".format),
+    )
+    more = [part(rows) for part in (_of_clock, _of_kernels, _of_attention)]
+    return pd.concat([rows.drop(columns=["issue_ms"]), *more], axis=1)
+
+
+def _of_clock(rows: pd.DataFrame) -> pd.DataFrame:
+    """Beside each profile the same recording's step without a profiler.
+
+    `step_ms`, and `issue_ms`, which the CPU takes to launch its kernels; `busy`, the time of
+    kernels over the step, and `pace`, who sets it, both of a GPU alone; `profiled_over` and
+    `ranged_over`, steps under the profiler over it; of the gaps between kernels `gap_short_us` and
+    `gap_median_us`, and `late_share`, for how much of them the GPU waited for the CPU.
+    """
     keys = ["machine", "recording", *CASE]
     steps = rows[(rows["experiment"] == "step") & (rows["status"] == "ok")].drop_duplicates(keys)
-    clocked = rows[keys].merge(steps[[*keys, "step_median_ms", "issue_ms"]], "left", on=keys)
-    of_gpu = rows["on_device"].eq(True).to_numpy()
-    step = clocked["step_median_ms"].set_axis(rows.index)
-    kernels = rows["kernels_ms"]
-    shares = {
-        f"{name}_products": rows["classes"].map(lambda c, s=s: _share(c, s)).astype(float)
-        for name, s in PASSES.items()
-    }
+    beside = rows[keys].merge(steps[[*keys, "step_median_ms", "issue_ms"]], "left", on=keys)
+    beside = beside.set_axis(rows.index)
+    step = beside["step_median_ms"]
+    kernels = rows["kernels_ms"].where(rows["on_device"].eq(True))
+    gaps = rows["gap_percentiles_us"]
+    return pd.DataFrame({
+        "step_ms": step, "issue_ms": beside["issue_ms"], "busy": kernels / step,
+        "pace": [SETTERS[pace_setter(k, s)] if k > 0 and s > 0 else None
+                 for k, s in zip(kernels, step, strict=True)],
+        "profiled_over": rows["profiled_ms"] / step, "ranged_over": rows["ranged_ms"] / step,
+        "gap_short_us": gaps.str[PERCENTILES.index(10)].astype(float),
+        "gap_median_us": gaps.str[PERCENTILES.index(50)].astype(float),
+        "late_share": rows["late_ms"] / rows["idle_ms"],
+    })  # fmt: skip
+
+
+def _of_kernels(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of a profiled step `products_ms`, `optimizer_ms` and `others_ms`, all but products.
+
+    `optimizer_share` is AdamW's share of the kernels' time, and the products' share has a column
+    for each of `PASSES`, as `forward_products`.
+    """
+    lists, whole = rows["classes"], rows["kernels_ms"]
     gemm, adam = (
-        rows["classes"].map(lambda c, n=n: _ms(c, SECTIONS, [n])).astype(float)
+        lists.map(lambda c, n=n: _ms(c, SECTIONS, [n])).astype(float)
         for n in (classes.GEMM, classes.OPTIMIZER)
     )
-    forward, backward = (
-        rows["parts"].map(lambda p, s=s: _over(p, s)).astype(float) for s in ("forward", "backward")
-    )
-    plain = rows["attention"].eq("plain") & rows["precision"].isin(BYTES)
-    counts = [_counted(row) for row in rows[plain].to_dict("records")]
-    counted = pd.DataFrame(counts, rows.index[plain], ["flops_ratio", "bytes_ratio"])
-    gaps = rows["gap_percentiles_us"].map(lambda g: g if isinstance(g, list) else [None] * 13)
-    paces = [SETTERS[pace_setter(k, s)] if g and k > 0 and s > 0 else None
-             for k, s, g in zip(kernels, step, of_gpu, strict=True)]  # fmt: skip
-    return rows.assign(
-        step_ms=step, issue_ms=clocked["issue_ms"].set_axis(rows.index), pace=paces,
-        busy=(kernels / step).where(of_gpu), products_ms=gemm, optimizer_ms=adam,
-        others_ms=kernels - gemm, optimizer_share=adam / kernels, **shares,
-        softmax_ratio=forward, softmax_backward=backward,
-        profiled_over=rows["profiled_ms"] / step, ranged_over=rows["ranged_ms"] / step,
-        gap_short_us=gaps.str[1].astype(float), gap_median_us=gaps.str[5].astype(float),
-        kind=rows["provider"] + " " + rows["attention"],
-        late_share=rows["late_ms"] / rows["idle_ms"],
-        sized=rows["model"] + rows["context_length"].map(", {:.0f} tokens".format),
-    ).join(counted).copy()  # fmt: skip
+    figures = {"products_ms": gemm, "optimizer_ms": adam, "others_ms": whole - gemm}
+    figures |= {
+        f"{name}_products": lists.map(lambda c, s=s: _share(c, s)).astype(float)
+        for name, s in PASSES.items()
+    }
+    return pd.DataFrame(figures | {"optimizer_share": adam / whole})
+
+
+def _of_attention(rows: pd.DataFrame) -> pd.DataFrame:
+    """`softmax_ratio`, the softmax's forward time over that of both products in plain attention,
+    and what counting predicts of it, `flops_ratio` and `bytes_ratio`.
+    """
+    ratio = rows["parts"].map(lambda p: _over(p, "forward")).astype(float)
+    plain = rows[rows["attention"].eq("plain") & rows["precision"].isin(BYTES)]
+    counts = [_counted(row) for row in plain.to_dict("records")]
+    counted = pd.DataFrame(counts, plain.index, ["flops_ratio", "bytes_ratio"])
+    return counted.reindex(rows.index).assign(softmax_ratio=ratio)
 
 
 def by_class(rows: pd.DataFrame) -> pd.DataFrame:
