@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from measure.recording import paths
@@ -99,12 +100,15 @@ def test_a_file_without_a_study_is_refused(load, text):
         load(text)
 
 
-def test_a_study_reads_its_own_rows_and_those_of_the_studies_that_its_cells_name(load):
+def test_a_study_reads_its_own_rows_and_those_of_the_studies_that_its_cells_name(load, tmp_path):
     own = {study.name: study.reads for study in load(GOOD).studies}
     assert own == {"run_ok": {"run_ok"}, "run_fails": {"run_fails"}}
-    read = {study.name: study.reads for study in config.load().studies}
-    assert read["08_profile"] == {"08_profile", "06_end_to_end"}
-    assert read["03_kernels"] == {"03_kernels"} and config.load().frame.reads is None
+    naming = nbformat.read(tmp_path / "run_ok.ipynb", as_version=4)
+    naming.cells.append(nbformat.v4.new_code_cell('study("run_fails")'))
+    nbformat.write(naming, tmp_path / "run_ok.ipynb")
+    read = {study.name: study.reads for study in load(GOOD).studies}
+    assert read == own | {"run_ok": {"run_ok", "run_fails"}}
+    assert config.load().frame.reads is None
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -12,7 +12,7 @@ from fusedlib import reference
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Unavailable, Wrong
 from measure.recording import paths, results
-from measure.training import batches, mnist, network, study
+from measure.training import batches, columns, mnist, network, study
 from measure.training.network import TASK, Layer
 from training_checks import DATA, SETTING, WIDTH, check_layer, check_learning, trained
 
@@ -218,7 +218,7 @@ def test_a_steps_parts_make_up_the_step(source, recorder, flawed):
     recorder.race(study.RACE, study.cases("pace", names, SETTING, **fields))
     eager, fused, wrong = rows_of(recorder)
     for row in (eager, fused):
-        parts = [row[f"{part}_samples_ms"] for part in study.PARTS]
+        parts = [row[f"{part}_samples_ms"] for part in columns.STEP]
         for whole, *times in zip(row["samples_ms"], *parts, strict=True):
             assert 0.5 * whole < sum(times) <= 1.001 * whole
     assert eager["session"] == fused["session"] == wrong["session"] and eager["n"] == 2

@@ -22,6 +22,7 @@ from claims_checks import (
     check_some_change_makes_each_false,
 )
 from fusedlib.bench.step_clock import pace_setter
+from measure.profiles.columns import SETTERS
 from measure.recording import paths, results
 from press import display, headlines, render, replay, style
 from press.claims import Claim
@@ -222,18 +223,19 @@ def rows_of(study: str, **fields: Any) -> pd.DataFrame:
 
 def test_the_table_of_busy_steps_and_its_claim_name_one_pace_setter(products: Path) -> None:
     """The table said "card" of a step that was 19 % busy, the headline "host"."""
-    tables = [o for o, m in shown_by(products, "08_profile") if m.get("kind") == "table"]
+    details = shown_by(products, "08_profile" + DETAILS)
+    tables = [o for o, m in details if m.get("kind") == "table"]
     seen = set()
     for content in (o["data"][TABLE_MIME] for o in tables):
         heads = [names[-1] for names in content["columns"]]
         if "pace set by" in heads:
             for row in content["rows"]:
-                busy, setter = (row[heads.index(name)] for name in ("busy", "pace set by"))
+                busy, setter = (row[heads.index(name)] for name in ("GPU busy", "pace set by"))
                 if busy:
                     share = float(busy.removesuffix(" %")) / 100
-                    assert setter == pace_setter(share, 1.0), row
+                    assert setter == SETTERS[pace_setter(share, 1.0)], row
                     seen.add(setter)
-    assert seen == {"card", "host"}
+    assert seen == {*SETTERS.values()}
 
 
 def test_a_time_over_a_pass_that_did_not_fit_is_not_drawn(products: Path) -> None:

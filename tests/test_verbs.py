@@ -2,8 +2,10 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -179,6 +181,13 @@ def test_lines_bars_and_panels_draw_the_value_that_is_asked_for():
     assert "Time, H200." in meaning_of(lambda: one.bars(y="width"))["caption"]
 
 
+def test_stacked_bars_of_several_machines_are_a_bar_a_machine():
+    """Marks of a second machine do not lie on stacked parts, and the caption promised them."""
+    draw = partial(timed_rows().of(width=64).bars, y="width", stacked=True)
+    assert {*drawn(draw)["width"]} == {"64, H200", "64, H100"}
+    assert "marks" not in (caption := meaning_of(draw)["caption"]) and "Whiskers" not in caption
+
+
 def test_a_table_has_a_column_a_name_and_a_machine():
     columns, lines = cells(lambda: timed_rows().table("width"))
     assert columns[1:] == [["fusedlib", "H200"], ["fusedlib", "H100"], ["PyTorch", "H200"],
@@ -212,6 +221,7 @@ def test_an_explorer_offers_the_values_that_there_are(monkeypatch):
     monkeypatch.setattr(display, "explore", lambda show, **choices: offered.update(choices))
     timed_rows().explore("width", "dtype").points(y="provider")
     assert offered == {"width": [64, 128], "dtype": ["bf16"]}
+    assert "1,024" in timed_rows().assign(width=1024).of(width=np.int64(1024)).caption()
 
 
 def test_unmeasured_says_why():

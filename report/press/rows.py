@@ -178,7 +178,7 @@ class Rows(pd.DataFrame):
         panel: str | Sequence[str] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         """Draw lying bars, a category a value of `y`; parts named in `by` beside each other, or
-        stacked with `stacked=True`."""
+        stacked with `stacked=True`. Stacked bars are a bar a machine and have no whiskers."""
         self._drawing(x)._draw(plots.bars, "value", y, by, panel, options)
 
     def table(
@@ -349,9 +349,11 @@ class Rows(pd.DataFrame):
         if value is None or (isinstance(value, float) and pd.isna(value)):
             return "none"
         says = self._says(name)
-        number = isinstance(value, float | int) and not isinstance(value, bool)
+        number = isinstance(value, Number) and not isinstance(value, bool)
         if number and value not in says.names:
-            return display.formatted(value, says.format or (",d" if value == int(value) else ""))
+            return display.formatted(
+                value, says.format or (",d" if float(value).is_integer() else "")
+            )
         return str(says.names.get(value, value))
 
     @staticmethod
@@ -477,9 +479,13 @@ class Rows(pd.DataFrame):
         titles = {"xlabel" if x == "value" else "ylabel": value.label}
         if plot is plots.lines:
             titles["xlabel"] = self._says(x).label
-        wide = {"low": "low", "high": "high"} if (frame["low"] < frame["high"]).any() else {}
+        ranged = (frame["low"] < frame["high"]).any() and not options.get("stacked")
+        wide = {"low": "low", "high": "high"} if ranged else {}
         own = {k: v for k, v in options.items() if k not in ("title", "name", "note")}
         card = "machine" if frame["machine"].nunique() > 1 else None
+        if card and options.get("stacked"):  # no marks of others lie on parts: a bar a machine
+            names = frame["machine"].astype(str)
+            frame, card = frame.assign(**{y: frame[y].astype(str) + ", " + names}), None
         picture = plot(
             frame, x, y, by, panel="panel" if panels else None, spec=value.format, card=card,
             **titles, **wide, **own,

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from measure import study
 from measure.profiles import measure
+from measure.profiles.columns import COLUMNS, described
 from measure.study import Experiment, PerRun, Positive, Study
 
 AUTOCAST = ["bf16 autocast"]
@@ -58,4 +59,5 @@ STUDY = Study(
         Experiment("steps", PerRun(_timed), partial(_cases, "step")),
         Experiment("profiles", measure.measure, partial(_cases, "profile")),
     ],
+    COLUMNS, described,
 )  # fmt: skip
