@@ -5,6 +5,7 @@ import time
 from functools import partial
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 
@@ -12,11 +13,12 @@ import fusedlib
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Attempt, Unavailable
 from measure import compilers, compiling, llama
-from measure.compilers import changing, samplers, subjects
+from measure.compilers import changing, samplers, study, subjects
 from measure.compilers.arms import Arm
 from measure.compilers.case import require_possible
 from measure.compilers.samplers import SAMPLERS
 from measure.recording import results
+from press import published
 
 pytest.importorskip("transformers")
 SMALL = {
@@ -367,3 +369,79 @@ def _compiling_for_ever():
         counters["stats"]["unique_graphs"] += 1
 
     return call
+
+
+# --- what follows from the rows ------------------------------------------------------------------
+
+PEAKS = {"experiment": "ceiling", "flops_per_s": 1e12, "bytes_per_s": 1e9}
+
+
+def described(*lines):
+    shared = {"machine": "m", "recording": "r", "status": "ok", "session": "s"}
+    return study.described(pd.DataFrame([shared | line for line in (PEAKS, *lines)])).iloc[1:]
+
+
+def a_call(provider, experiment, subject, **more):
+    return {"provider": provider, "experiment": experiment, "subject": subject,
+            "model": SMALL["model"], "tokens": 64, **more}  # fmt: skip
+
+
+def test_a_token_s_least_time_is_that_of_reading_weights_and_cache_once():
+    made = {"sampler": "race", "weights_bytes": 3e6, "cache_bytes": 1e6, "median_ms": 20 * 8.0}
+    [row] = described(a_call("fused-inductor", "generation", "decoding", **made)).to_dict("records")
+    assert row["call_ms"] == 8 and row["over_least"] == pytest.approx(2)  # 4 MB at 1 GB/s: 4 ms
+    assert row["published_as"] == 125  # tokens/s
+    assert (row["work"], row["compiler"], row["operations"]) == (
+        "generation race", "inductor", "fused"
+    )  # fmt: skip
+
+
+def test_a_training_step_computes_three_times_a_forward_pass_s_products():
+    forward = described(a_call("inductor", "forward", "forward", median_ms=1.0))
+    step = described(a_call("inductor", "training", "training", optimizer="sgd", median_ms=1.0))
+    fields = llama.CONFIGS[SMALL["model"]]
+    hidden, inner = fields["hidden_size"], fields["intermediate_size"]
+    weights = 2 * (4 * hidden**2 + 3 * hidden * inner) + hidden * fields["vocab_size"]
+    least_ms = 2 * 64 * weights / 1e12 * 1e3
+    assert forward["over_least"].iloc[0] == pytest.approx(1 / least_ms)
+    assert step["over_least"].iloc[0] == pytest.approx(1 / (3 * least_ms))
+    assert step["published_as"].iloc[0] == pytest.approx(0.045)  # s of 45 steps
+
+
+@pytest.mark.parametrize(("ms", "calls"), [(5.0, 400), (9.95, None)])
+def test_compiling_has_paid_when_what_it_saves_is_what_it_took(ms, calls):
+    rows = described(
+        a_call("huggingface", "forward", "forward", median_ms=10.0, compile_s=0.1),
+        a_call("inductor", "forward", "forward", median_ms=ms, compile_s=2.0),
+    )
+    eager, compiled = rows["pays_after"].fillna(-1)
+    assert eager == -1 and compiled == (calls or -1), "a saving below 2 % does not count"
+
+
+def test_steps_of_a_training_that_was_cut_off_are_drawn_as_far_as_it_came():
+    lines = [a_call(name, "dynamic", "training", median_ms=1e3, samples_ms=ms)
+             for name, ms in (("huggingface", [1e3, 2e3]), ("thunder", [5e3]))]  # fmt: skip
+    rows = study.by_iteration(described(*lines))
+    assert [*rows["elapsed_s"]] == [1, 3, 5] and [*rows["iteration"]] == [1, 2, 1]
+    assert [*rows["done"]] == [2, 2, 1]
+
+
+def test_memory_of_a_training_is_shown_where_it_was_counted_from_nothing():
+    step = {"optimizer": "sgd", "median_ms": 1.0, "peak_mib": 2048.0}
+    old = a_call("fused", "training", "training", **step)
+    new = a_call("fused", "training", "training", temporaries_mib=0.0, **step)
+    assert [*described(old, new)["peak_gib"].fillna(-1)] == [-1, 2]
+
+
+def test_published_tables_get_the_implementation_that_was_measured_like_them():
+    rows = study.from_tables(published.as_rows("litgpt", "12_compilers"))
+    inductor = rows[rows["method"] == "inductor"].set_index("work")["provider"]
+    assert inductor.to_dict() == {
+        "forward": "inductor", "inference": "inductor-graphs", "generation race": "inductor-graphs",
+        "training sgd": "inductor-graphs", "dynamic": "inductor",
+        "distributed fsdp2-2": "inductor-layers", "distributed fsdp2-3": "inductor-layers",
+    }  # fmt: skip
+    ratio = rows.set_index(["work", "provider"])["ratio"]
+    assert ratio["forward", "inductor"] == pytest.approx(1.48 / 1.18)
+    assert ratio["inference", "thunder"] == pytest.approx(40.0 / 46.7)
+    assert {*rows["work"]} <= {*study.WORKS}

@@ -14,10 +14,6 @@ from press.running import config
 
 ELSEWHERE = ("01_warmup", "02_precision")
 STUDIES = [s.name for s in config.load(paths.NOTEBOOKS / "study.toml").studies]
-# Arms and processes that `test_compilers_bench` and `test_distributed` run: they compile for long.
-SMALLER = {
-    "12_compilers": ["--set", "layered=[]", "--set", "unmasked=[]", "--set", "processes=[2]"]
-}
 
 
 @pytest.mark.slow
@@ -31,7 +27,7 @@ def test_a_notebook_runs_and_no_case_fails(name, tmp_path, monkeypatch):
     monkeypatch.setattr(replay, "show_others", lambda *_: None)
     for variable, value in visitor.environment(tmp_path).items():
         monkeypatch.setenv(variable, value)
-    command = ["run", "--profile", "quick", "--only", name, *SMALLER.get(name, [])]
+    command = ["run", "--profile", "quick", "--only", name]
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 0, done.stdout[-2000:] + done.stderr[-3000:]
     [path] = tmp_path.glob(f"results/visitor/*/{name}.jsonl")

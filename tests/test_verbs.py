@@ -172,6 +172,15 @@ def test_points_tell_machines_apart_in_one_panel():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("draw", [plots.points, plots.bars])
+def test_rows_of_a_picture_have_the_column_s_order_whatever_the_first_panel_lacks(draw):
+    names = pd.Categorical(["a", "c", "b"], ["a", "b", "c"])
+    frame = pd.DataFrame({"name": names, "ms": [1.0, 2.0, 3.0], "part": [*"xxy"], "by": [*"ooo"]})
+    picture = draw(frame, "ms", "name", "by", panel="part")
+    ticks = [text.get_text() for text in picture.figure.axes[0].get_yticklabels()]
+    assert ticks == ["c", "b", "a"]  # from below
+
+
 def test_lines_bars_and_panels_draw_the_value_that_is_asked_for():
     one = timed_rows(error=0.5).of(machine="H200")
     lines = drawn(lambda: one.lines(x="width", y="error", panel="dtype"))

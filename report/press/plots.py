@@ -97,7 +97,7 @@ def points(
     """
     data = _data(frame, [x, y, by, panel, low, high, card])
     data["_card"] = _cards(data, card, by, panel)
-    order = list(dict.fromkeys(data[y]))[::-1]
+    order = _ordered(data[y])[::-1]
     names = list(dict.fromkeys(data[by]))
     tall = height or 0.9 + 0.42 * len(order)
     fig, axes = _panels(data, panel, tall, columns)
@@ -153,7 +153,7 @@ def bars(
     every = _data(frame, [x, y, by, panel, low, high, card])
     every["_card"] = _cards(every, card, by, panel)
     data = every[every["_card"] == 0]
-    order = list(dict.fromkeys(data[y]))[::-1]
+    order = _ordered(data[y])[::-1]
     names = list(dict.fromkeys(data[by]))
     alone = not data.empty and (data.groupby(y, observed=True)[by].nunique() == 1).all()
     each = 1 if stacked or alone else len(names)
@@ -210,6 +210,14 @@ def bars(
 def _data(frame: pd.DataFrame, columns: Sequence[str | None]) -> pd.DataFrame:
     used = list(dict.fromkeys(c for c in columns if c is not None))
     return frame[used].dropna(subset=[c for c in columns[:2] if c]).reset_index(drop=True)
+
+
+def _ordered(values: pd.Series) -> list[Any]:
+    """Different values: of a categorical in its order, else as they come."""
+    there = list(dict.fromkeys(values))
+    if isinstance(values.dtype, pd.CategoricalDtype):
+        return [value for value in values.dtype.categories if value in there]
+    return there
 
 
 def cards(data: pd.DataFrame, card: str, apart: Sequence[str]) -> list[str]:
