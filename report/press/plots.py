@@ -99,7 +99,7 @@ def points(
     data["_card"] = _cards(data, card, by, panel)
     order = _ordered(data[y])[::-1]
     names = list(dict.fromkeys(data[by]))
-    tall = height or 0.9 + 0.42 * len(order)
+    tall = height or 0.9 + 0.33 * len(order)
     fig, axes = _panels(data, panel, tall, columns)
     if share:
         for ax in axes[1:]:
