@@ -63,7 +63,7 @@ def test_compiled_in_one_graph(dtype):
 def test_operators_are_registered_as_torch_wants_them():
     for dtype in ("float32", "float16"):
         leaves, target, _ = checks.drawn("cpu", dtype, bias=True)
-        settings = -100, 0.1, 1e-2, 3.0, kernels.LEAST, True
+        settings = -100, 0.1, 1e-2, 3.0, kernels.LEAST, True, 1.0, True
         operands = *leaves.values(), target, torch.rand(checks.VOCABULARY)
         total = torch.tensor(7.0)
         torch.library.opcheck(
@@ -141,12 +141,14 @@ def test_fp16_gradients_of_a_mean_do_not_vanish():
     assert (found - true)[rare].norm() <= 2e-2 * true[rare].norm()
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_too_little_memory_is_an_error_of_the_call(reduction):
+@pytest.mark.parametrize(("reduction", "least"), [("mean", 6432), ("none", 1872)])
+def test_too_little_memory_is_an_error_of_the_call(reduction, least):
     """Of losses by token too, whose gradients take it in backward."""
     leaves, target, _ = checks.drawn("cpu", "bfloat16")
-    with pytest.raises(ValueError, match=r"at least 6432 bytes for 13 tokens .* got 6431: give"):
-        linear_cross_entropy(**leaves, target=target, reduction=reduction, memory=6431)
+    words = rf"at least {least} bytes for .*13 tokens.* got {least - 1}: give"
+    with pytest.raises(ValueError, match=words):
+        linear_cross_entropy(**leaves, target=target, reduction=reduction, memory=least - 1)
+    checks.step(leaves, target, reduction=reduction, memory=least)
     frozen = {name: leaf.detach() for name, leaf in leaves.items()}
     linear_cross_entropy(**frozen, target=target, reduction=reduction, memory=512)
 
@@ -196,9 +198,12 @@ def test_the_launcher_refuses_what_does_not_fit():
     logits = torch.zeros(4, kernels.row_stride(5, 4))
     target, one, losses = torch.zeros(4, dtype=torch.int64), torch.ones(()), torch.zeros(4)
 
-    def call(logits=logits[:, :5], target=target, weights=None, by=None, losses=losses, hits=None):
+    statistics = torch.zeros(4, kernels.STATISTICS)
+
+    def call(logits=logits[:, :5], target=target, weights=None, by=None, losses=losses, hits=None,
+             kept=statistics):  # fmt: skip
         kernels.cross_entropy_rows(
-            logits, target, weights, by, one, losses, hits, kernels.Settings(), gradient=False
+            logits, target, weights, by, one, losses, hits, kept, kernels.Settings()
         )
 
     call()
@@ -211,6 +216,7 @@ def test_the_launcher_refuses_what_does_not_fit():
         ({"losses": torch.zeros(8)[::2]}, r"stride \(2,\)"),
         ({"by": losses}, r"class_weights must be \(5,\)"),
         ({"hits": target}, "hits .* torch.int64"),
+        ({"kept": torch.zeros(4, 3)}, r"statistics must be \(4, 4\), .* got \(4, 3\)"),
     ):
         with pytest.raises(ValueError, match=words):
             call(**changed)
@@ -225,7 +231,7 @@ def test_a_row_keeps_its_bound(magnitude, softcap):
 # What stands in the kernels' file, what the fault has there.
 BROKEN = {
     "the last class left out": ("vocabulary, x, float(", "vocabulary - 1, x, float("),
-    "lanes' maxima ignored": ("total * tl.exp(largest - m)", "total"),
+    "lanes' maxima ignored": ("tl.sum(total * tl.exp(drop))", "tl.sum(total)"),
     "the wrong class": ("columns == label,", "columns == label + 1,"),
     "a block not written": ("tl.store(logits + columns, d", "tl.store(logits + lanes, d"),
     "smoothing not in the gradient": (" at_label + share, share)", " 1.0, 0.0)"),
@@ -237,7 +243,10 @@ BROKEN = {
     "smoothing not by class in the loss": ("x *= by", "x *= 1.0"),
     "smoothing not by class in the gradient": ("share = everywhere * by", "share = everywhere"),
     "all classes' weights left out": ("average = tl.sum(weighed)", "average = 1.0 * vocabulary"),
-    "a softcap without derivative": ("d *= _softcap_derivative(x, softcap)", "d *= 1.0"),
+    "a softcap without derivative": (
+        "d *= _softcap_derivative(x, softcap)\n                tl",
+        "d *= 1.0\n                tl",
+    ),
     "a softcap without sign": ("tl.where(u < 0, -large, large)", "large"),
     "weights not in the gradient": ("factor *= weight", "factor *= 1.0"),
     "weights not in the loss": ("loss *= weight", "loss *= 1.0"),
@@ -255,6 +264,6 @@ BROKEN = {
 def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, fault):
     broken = rewritten(monkeypatch, tmp_path, kernels, *BROKEN[fault])
     checks.cut_in_four(monkeypatch, broken)
-    for name in ("losses_and_gradients", "fill_scaled"):
+    for name in ("losses_and_gradients", "gradients_by_token", "fill_scaled"):
         monkeypatch.setattr(ops, name, getattr(broken, name))
     assert checks.misses("cpu", "float32", compute=in_chunks("float32"), **checks.ALL) != []

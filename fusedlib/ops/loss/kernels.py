@@ -9,6 +9,10 @@
 with ε the label smoothing, ζ the weight of z-loss, w a token's weight, ω a class's, κ the softcap,
 V the vocabulary, p = softmax(logits) and s = 1 / Σ w ω_y for a mean. A token whose y is ignored has
 no loss and no gradient. With a softcap d_logits are multiplied by its derivative 1 − (logits/κ)².
+Losses by token may be of logits / τ, τ the temperature; then d_logits are divided by it. They come
+with the entropy of p, if it is wanted, as published for policy gradients (Mnih et al. 2016):
+
+    H = lse − Σ_c p_c logits_c        ∂H / ∂logits_c = −p_c (log p_c + H)
 
 | tensor                | shape                | strides, dtype                              |
 |-----------------------|----------------------|---------------------------------------------|
@@ -18,6 +22,7 @@ no loss and no gradient. With a softcap d_logits are multiplied by its derivativ
 | target, token_weights | (tokens,)            | contiguous; int64, fp32                     |
 | class_weights         | (vocabulary,)        | contiguous, fp32                            |
 | losses, hits          | (tokens,)            | contiguous, fp32; hits: see below           |
+| statistics            | (tokens, 4)          | contiguous, fp32; see `STATISTICS`          |
 
 A token is a hit (1.0, else 0.0) where y is the first of its largest logits, and not ignored.
 
@@ -25,8 +30,15 @@ The products are torch.mm's, over chunks of tokens; in fp32 at torch's "highest"
 split factors (`ops.linear.split`). One kernel reads a chunk's logits twice, the second time
 from the L2 cache where it holds them, writes d_logits over them and the losses. Gradients are
 computed in forward, where the logits are, when one is wanted; backward multiplies them by the
-upstream scalar, in no time where that is 1. Losses by token have an upstream number each: their
-backward computes the logits again. Nothing is read back to the host.
+upstream scalar, in no time where that is 1. Nothing is read back to the host.
+
+Losses by token have an upstream number each, so that their backward computes the logits again. Its
+rows' maxima and sums are known by then, so it goes over slices of the vocabulary with all tokens,
+each read and written once: a slice's d_W and d_b are whole, and rounded as they are made; d_hidden
+is summed over slices in fp32. Both passes compute logits in the same blocks, a chunk of tokens by a
+slice, so that the same product rounds them the same way: another one may round a bf16 logit of 30
+up by 1/8, and the gradient at a p of 1 would be 0.13 instead of 0. (A split product's terms are
+added in one order whatever its size.)
 
 Memory beside the gradients, with V the vocabulary, H the width of hidden, b the bytes of a number
 and L those of a chunk's logits, rows·V·b. Where several chunks add up in half precision, or in
@@ -40,7 +52,9 @@ made. `plan` takes the fewest chunks within a budget:
 | of fp32, or unwanted  | L                     | L₀                     | L₀                     |
 
 with L₀ = LOGITS_BYTES, or one row's logits where those are more, and V rounded up as rows of logits
-are. Of a budget in bytes a chunk has what d_W leaves. A split product holds parts as
+are. Of a budget in bytes a chunk has what d_W leaves. The backward of losses by token takes its
+slice's logits, and of several slices in half precision 2·tokens·H more, 4·tokens·H at least, to sum
+d_hidden (`slices`). A split product holds parts as
 large as both its factors meanwhile, one of W's products 4·V·(rows + H) bytes, and adds up d_W of
 several chunks by way of another 4·V·H.
 
@@ -81,13 +95,18 @@ ROWS = 128  # a chunk's rows are a multiple of a product's tile, if there are as
 # With as many warps the code for sm_100 spills 4 to 28 registers.
 BLOCK_BYTES, BLOCK_BYTES_BY_ARCHITECTURE, WARP_BYTES = 2**15, {100: 2**14}, 2**10
 SCALED_BLOCK, SCALED_WARPS = 4096, 8
+# What the backward of losses by token reads of a row: the largest logit, log Σ exp(logits − that),
+# the entropy, and what p is multiplied by in d_logits before the upstream number.
+STATISTICS = 4
 if triton.knobs.runtime.interpret:
     BLOCK_BYTES, SCALED_BLOCK = 256, 64  # small enough that a test's row has several
 
 
 @triton.jit
-def _softcapped(x, softcap, CAPPED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """κ tanh(x / κ), or x where there is no softcap; small ones by the polynomial of Cephes."""
+def _logit(x, softcap, by_temperature, CAPPED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """κ tanh(x / κ), or x where there is no softcap, over the temperature; small ones by the
+    polynomial of Cephes.
+    """
     if CAPPED:
         u = x * (1 / softcap)
         e = tl.exp(tl.abs(u) * -2)
@@ -96,7 +115,7 @@ def _softcapped(x, softcap, CAPPED: tl.constexpr):  # type: ignore[no-untyped-de
         small = ((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z
         small = ((small + 1.33314422036e-1) * z - 3.33332819422e-1) * z * u + u
         x = softcap * tl.where(tl.abs(u) < 0.625, small, tl.where(u < 0, -large, large))
-    return x
+    return x * by_temperature
 
 
 @triton.jit
@@ -106,13 +125,28 @@ def _softcap_derivative(x, softcap):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
-    logits, target, token_weights, class_weights, scale, losses, hits, vocabulary, row_stride,
-    ignore_index, label_smoothing, z_loss, softcap,
-    GRADIENT: tl.constexpr, WEIGHTED: tl.constexpr, BY_CLASS: tl.constexpr, SMOOTHED: tl.constexpr,
-    CAPPED: tl.constexpr, COUNTED: tl.constexpr, BLOCK: tl.constexpr,
+def _of_probability(  # type: ignore[no-untyped-def]
+    p, columns, label, class_weights, vocabulary, of_p, at_label, everywhere,
+    BY_CLASS: tl.constexpr, SMOOTHED: tl.constexpr,
 ):  # fmt: skip
-    """One row: its loss, where COUNTED whether it is a hit, where GRADIENT d_logits over logits."""
+    """A row's d_logits of a loss, before softcap, weight and scale; `columns` of the vocabulary."""
+    share = everywhere
+    if SMOOTHED and BY_CLASS:
+        by = tl.load(class_weights + columns, mask=columns < vocabulary, other=0.0)
+        share = everywhere * by
+    return of_p * p - tl.where(columns == label, at_label + share, share)
+
+
+@triton.jit
+def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
+    logits, target, token_weights, class_weights, scale, losses, hits, statistics,
+    vocabulary, row_stride, ignore_index, label_smoothing, z_loss, softcap, by_temperature,
+    GRADIENT: tl.constexpr, WEIGHTED: tl.constexpr, BY_CLASS: tl.constexpr, SMOOTHED: tl.constexpr,
+    CAPPED: tl.constexpr, COUNTED: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row: its loss, where COUNTED whether it is a hit, where GRADIENT d_logits over logits,
+    else its statistics, with the entropy where ENTROPY.
+    """
     row = tl.program_id(0)
     label = tl.load(target + row)
     logits += row.to(tl.int64) * row_stride
@@ -133,22 +167,26 @@ def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
         weighed = tl.zeros((BLOCK // 4,), dtype=tl.float32)
         in_vocabulary = (label >= 0) & (label < vocabulary)
         beaten = tl.zeros((BLOCK,), dtype=tl.int32)
+        below = tl.zeros((BLOCK,), dtype=tl.float32)  # Σ exp(x − largest) (x − largest)
         if COUNTED:
             own = tl.load(logits + label, mask=in_vocabulary, other=float("nan")).to(tl.float32)
-            own = _softcapped(own, softcap, CAPPED)
+            own = _logit(own, softcap, by_temperature, CAPPED)
             beaten += (own != own).to(tl.int32)
         for start in range(0, row_stride, BLOCK):
             columns = start + lanes
             # Up to the row's stride, which is a round number: loads stay 16 bytes wide.
             inside = columns < row_stride
             x = tl.load(logits + columns, mask=inside, other=0.0, eviction_policy="evict_last")
-            x = _softcapped(x.to(tl.float32), softcap, CAPPED)
+            x = _logit(x.to(tl.float32), softcap, by_temperature, CAPPED)
             x = tl.where(columns < vocabulary, x, float("-inf"))
             if COUNTED:
                 ahead = (x > own) | (x != x) | ((x == own) & (columns < label))  # NaN is ahead
                 beaten |= ahead.to(tl.int32)
             step = x - largest
             decay = tl.exp(-tl.abs(step))
+            if ENTROPY:  # of a logit of -inf 0, as the limit has it
+                fallen, here = decay * (below - step * total), decay * tl.maximum(step, -3.0e38)
+                below = tl.where(step > 0, fallen, below + here)
             total = tl.where(step > 0, total * decay + 1, total + decay)
             largest = tl.maximum(largest, x)
             if SMOOTHED:
@@ -159,9 +197,12 @@ def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
                     x *= by
                 shares += tl.sum(x.reshape(BLOCK // 4, 4), axis=1)
         m = tl.max(largest)
-        total = tl.sum(total * tl.exp(largest - m))
+        drop = largest - m
+        if ENTROPY:
+            below = tl.sum((below + drop * total) * tl.exp(drop))
+        total = tl.sum(total * tl.exp(drop))
         correct = tl.load(logits + label, mask=in_vocabulary, other=float("nan")).to(tl.float32)
-        correct = _softcapped(correct, softcap, CAPPED)
+        correct = _logit(correct, softcap, by_temperature, CAPPED)
         log_total = tl.log(total)
         lse = m + log_total
         at_label = 1 - label_smoothing
@@ -171,14 +212,18 @@ def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
             at_label *= by_label
             squared *= by_label
         loss = at_label * (m - correct + log_total) + squared * lse * lse
-        average = 1.0
+        of_p = 1.0
         if SMOOTHED:
             mean = tl.sum(shares) / vocabulary
             if BY_CLASS:
                 average = tl.sum(weighed) / vocabulary
                 loss += label_smoothing * (average * m - mean + average * log_total)
+                of_p = at_label + label_smoothing * average
             else:
                 loss += label_smoothing * (m - mean + log_total)
+        if BY_CLASS and not SMOOTHED:
+            of_p = at_label
+        of_p += 2 * squared * lse
         if COUNTED:
             tl.store(hits + row, 1.0 - tl.max(beaten).to(tl.float32))
         factor = tl.load(scale)
@@ -190,24 +235,61 @@ def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
         if GRADIENT:
             tl.debug_barrier()  # no logit is overwritten that another thread has yet to read
             everywhere = label_smoothing / vocabulary
-            of_p = at_label + label_smoothing * average if BY_CLASS else 1.0
-            slope = 2 * squared * lse
             inverse = 1 / total
             for start in range(0, row_stride, BLOCK):
                 columns = start + lanes
                 inside = columns < row_stride
                 x = tl.load(logits + columns, mask=inside, eviction_policy="evict_first")
                 x = x.to(tl.float32)
-                p = tl.exp(_softcapped(x, softcap, CAPPED) - m) * inverse
-                share = everywhere
-                if SMOOTHED and BY_CLASS:
-                    by = tl.load(class_weights + columns, mask=columns < vocabulary, other=0.0)
-                    share = everywhere * by
-                d = of_p * p - tl.where(columns == label, at_label + share, share)
-                d = factor * (d + slope * p)
+                p = tl.exp(_logit(x, softcap, by_temperature, CAPPED) - m) * inverse
+                d = factor * _of_probability(
+                    p, columns, label, class_weights, vocabulary, of_p, at_label, everywhere,
+                    BY_CLASS, SMOOTHED,
+                )  # fmt: skip
                 if CAPPED:
                     d *= _softcap_derivative(x, softcap)
                 tl.store(logits + columns, d.to(logits.dtype.element_ty), mask=inside)
+        else:
+            statistics += row * 4
+            tl.store(statistics, m)
+            tl.store(statistics + 1, log_total)
+            if ENTROPY:
+                tl.store(statistics + 2, log_total - below / total)
+            tl.store(statistics + 3, of_p)
+
+
+@triton.jit
+def _by_token_kernel(  # type: ignore[no-untyped-def]
+    logits, target, upstream, entropy_upstream, class_weights, statistics,
+    vocabulary, first, width, row_stride, ignore_index, label_smoothing, softcap, by_temperature,
+    BY_CLASS: tl.constexpr, SMOOTHED: tl.constexpr, CAPPED: tl.constexpr, ENTROPY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """BLOCK logits of a row, of a slice of the vocabulary from `first` on: d_logits over them."""
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    logits += row * row_stride + lanes
+    x = tl.load(logits, mask=lanes < width, other=0.0).to(tl.float32)
+    label = tl.load(target + row)
+    statistics += row * 4
+    log_p = _logit(x, softcap, by_temperature, CAPPED) - tl.load(statistics)
+    log_p -= tl.load(statistics + 1)
+    p = tl.exp(log_p)
+    at_label = 1 - label_smoothing
+    if BY_CLASS:
+        in_vocabulary = (label >= 0) & (label < vocabulary)
+        at_label *= tl.load(class_weights + label, mask=in_vocabulary, other=0.0)
+    d = tl.load(upstream + row) * _of_probability(
+        p, first + lanes, label, class_weights, vocabulary, tl.load(statistics + 3), at_label,
+        label_smoothing / vocabulary, BY_CLASS, SMOOTHED,
+    )  # fmt: skip
+    if ENTROPY:
+        entropy = tl.load(statistics + 2)
+        d -= tl.load(entropy_upstream + row) * p * (tl.maximum(log_p, -3.0e38) + entropy)
+    if CAPPED:
+        d *= _softcap_derivative(x, softcap)
+    d = tl.where(label == ignore_index, 0.0, d * by_temperature)
+    tl.store(logits, d.to(logits.dtype.element_ty), mask=lanes < width)
 
 
 @triton.jit
@@ -262,6 +344,8 @@ class Settings(NamedTuple):
         softcap: κ, or 0 for none.
         memory: the budget of `plan`, bytes, LEAST or BALANCED.
         wants_hits: whether hits are computed.
+        temperature: τ, of losses by token alone.
+        wants_entropy: whether the entropy of a token's distribution is computed.
     """
 
     ignore_index: int = -100
@@ -270,6 +354,8 @@ class Settings(NamedTuple):
     softcap: float = 0.0
     memory: int = BALANCED
     wants_hits: bool = False
+    temperature: float = 1.0
+    wants_entropy: bool = False
 
 
 class Plan(NamedTuple):
@@ -283,6 +369,13 @@ class Plan(NamedTuple):
     rows: int
     sums: torch.dtype
     memory: int
+
+
+def budget(memory: str | int) -> int:
+    """The bytes that `memory` of a loss asks for, or LEAST or BALANCED."""
+    if isinstance(memory, str):
+        return LEAST if memory == "least" else BALANCED
+    return int(memory)
 
 
 def plan(tokens: int, weight: Tensor, wants_weight: bool = True, memory: int = BALANCED) -> Plan:
@@ -332,11 +425,63 @@ def plan(tokens: int, weight: Tensor, wants_weight: bool = True, memory: int = B
     return chunked
 
 
+def slices(tokens: int, weight: Tensor, memory: int = BALANCED) -> Plan:
+    """The plan of a backward of losses by token, over the fewest slices of the vocabulary that fit
+    into the memory, or the one that takes least.
+
+    Args:
+        tokens: of a slice, which are all.
+        weight: (vocabulary, hidden); its shape and dtype count.
+        memory: bytes, or LEAST or BALANCED for LOGITS_BYTES, or what d_hidden's sum takes.
+
+    Returns:
+        The plan, whose `rows` are the weight's in a slice, and `sums` what d_hidden is summed in.
+    """
+    (vocabulary, hidden), dtype = weight.shape, weight.dtype
+    unit = ROW_BYTES // dtype.itemsize
+    half_sum_bytes = tokens * hidden * 2 if dtype.itemsize == 2 else 0
+
+    def plan_of_pieces(pieces: int) -> Plan:
+        summed = half_sum_bytes and pieces * unit < vocabulary
+        logits = tokens * pieces * ROW_BYTES
+        needed = max(logits + half_sum_bytes, 2 * half_sum_bytes) if summed else logits
+        return Plan(min(pieces * unit, vocabulary), torch.float32 if summed else dtype, needed)
+
+    pieces = cdiv(vocabulary, unit)
+    budget = memory if memory > 0 else max(LOGITS_BYTES, 2 * half_sum_bytes) + half_sum_bytes
+    whole = plan_of_pieces(pieces)
+    if whole.memory <= budget:
+        return whole
+    most = max((budget - half_sum_bytes) // (tokens * ROW_BYTES), 1)
+    sliced = plan_of_pieces(cdiv(pieces, cdiv(pieces, most)))
+    return whole if whole.memory < sliced.memory else sliced
+
+
+def _refuse_rows(logits: Tensor, stride: int, **vectors: tuple[Tensor | None, int]) -> None:
+    """Raise where rows of logits, or vectors and the sizes that are theirs, do not fit."""
+    if logits.dtype not in KERNEL_DTYPES or logits.stride() != (stride, 1):
+        raise ValueError(
+            f"logits {tuple(logits.shape)} must be of stride ({stride}, 1) and one of "
+            f"{', '.join(map(str, KERNEL_DTYPES))}; got {logits.stride()}, {logits.dtype}"
+        )
+    for name, (vector, size) in vectors.items():
+        dtype = torch.int64 if name == "target" else torch.float32
+        if vector is None:
+            continue
+        shape = (size, STATISTICS) if name == "statistics" else (size,)
+        if vector.shape != shape or vector.dtype != dtype or not vector.is_contiguous():
+            raise ValueError(
+                f"{name} must be {shape}, {dtype}, contiguous; got {tuple(vector.shape)}, "
+                f"{vector.dtype}, stride {vector.stride()}"
+            )
+
+
 def cross_entropy_rows(
     logits: Tensor, target: Tensor, token_weights: Tensor | None, class_weights: Tensor | None,
-    scale: Tensor, losses: Tensor, hits: Tensor | None, settings: Settings, *, gradient: bool,
+    scale: Tensor, losses: Tensor, hits: Tensor | None, statistics: Tensor | None,
+    settings: Settings,
 ) -> None:  # fmt: skip
-    """Fill the rows' losses and hits, and where `gradient` is set write d_logits over the logits.
+    """Fill the rows' losses and hits, and their statistics, or write d_logits over the logits.
 
     Args:
         logits: (rows, vocabulary), rows contiguous and `row_stride` apart.
@@ -346,44 +491,32 @@ def cross_entropy_rows(
         scale: a scalar tensor, fp32: what d_logits are multiplied by.
         losses: (rows,), fp32.
         hits: (rows,), fp32, or None where they are not wanted.
+        statistics: (rows, STATISTICS), fp32, or None where d_logits are wanted.
         settings: of the loss.
-        gradient: whether d_logits are wanted.
 
     Raises:
         ValueError: a shape, stride or dtype that does not fit.
     """
     rows, vocabulary = logits.shape
     stride = row_stride(vocabulary, logits.itemsize)
-    if logits.dtype not in KERNEL_DTYPES or logits.stride() != (stride, 1):
-        raise ValueError(
-            f"logits {tuple(logits.shape)} must be of stride ({stride}, 1) and one of "
-            f"{', '.join(map(str, KERNEL_DTYPES))}; got {logits.stride()}, {logits.dtype}"
-        )
-    vectors = {
-        "target": (target, rows), "losses": (losses, rows), "hits": (hits, rows),
-        "token_weights": (token_weights, rows), "class_weights": (class_weights, vocabulary),
-    }  # fmt: skip
-    for name, (vector, size) in vectors.items():
-        dtype = torch.int64 if name == "target" else torch.float32
-        if vector is None:
-            continue
-        if vector.shape != (size,) or vector.dtype != dtype or not vector.is_contiguous():
-            raise ValueError(
-                f"{name} must be ({size},), {dtype}, contiguous; got {tuple(vector.shape)}, "
-                f"{vector.dtype}, stride {vector.stride()}"
-            )
+    _refuse_rows(
+        logits, stride, target=(target, rows), losses=(losses, rows), hits=(hits, rows),
+        token_weights=(token_weights, rows), class_weights=(class_weights, vocabulary),
+        statistics=(statistics, rows),
+    )  # fmt: skip
     if rows == 0:
         return
-    numbers = settings.ignore_index, *map(float, settings[1:4])
+    numbers = settings.ignore_index, *map(float, settings[1:4]), 1 / settings.temperature
     constants = {
-        "GRADIENT": gradient, "WEIGHTED": token_weights is not None,
+        "GRADIENT": statistics is None, "WEIGHTED": token_weights is not None,
         "BY_CLASS": class_weights is not None, "SMOOTHED": settings.label_smoothing != 0,
         "CAPPED": settings.softcap != 0, "COUNTED": hits is not None,
+        "ENTROPY": settings.wants_entropy,
     }  # fmt: skip
 
     def make() -> Launch:
         arch = architecture(logits.device) if logits.is_cuda else 0
-        more = constants["CAPPED"] or constants["BY_CLASS"] or constants["COUNTED"]
+        more = any(constants[name] for name in ("CAPPED", "BY_CLASS", "COUNTED", "ENTROPY"))
         block, warps = block_and_warps(stride, logits.itemsize, arch, more)
         scalars, cut = (vocabulary, stride, *numbers), {"BLOCK": block}
         config, programs = Config(num_warps=warps), (rows, 1, 1)
@@ -391,9 +524,60 @@ def cross_entropy_rows(
 
     # What it does not read, it is given the losses for.
     by_token = losses if token_weights is None else token_weights
-    by_class, hit = (losses if given is None else given for given in (class_weights, hits))
-    matrices = logits, target, by_token, by_class, scale, losses, hit
+    by_class, hit, kept = (
+        losses if given is None else given for given in (class_weights, hits, statistics)
+    )
+    matrices = logits, target, by_token, by_class, scale, losses, hit, kept
     key = "loss", rows, vocabulary, *numbers, *constants.values(), logits.dtype, logits.device
+    launch_for(key, make, *matrices)(*matrices)
+
+
+def by_token_rows(
+    logits: Tensor, target: Tensor, upstream: Tensor, entropy_upstream: Tensor | None,
+    class_weights: Tensor | None, statistics: Tensor, first: int, vocabulary: int,
+    settings: Settings,
+) -> None:  # fmt: skip
+    """Write d_logits over the logits of rows, of the classes from `first` on.
+
+    Args:
+        logits: (rows, classes), rows contiguous and a multiple of ROW_BYTES apart.
+        target: (rows,), int64.
+        upstream: (rows,), fp32, the gradients of the losses.
+        entropy_upstream: (rows,), fp32, those of the entropies, or None where there are none.
+        class_weights: (vocabulary,), fp32, or None for ones.
+        statistics: (rows, STATISTICS), fp32, as `cross_entropy_rows` left them.
+        first: the class of the first column.
+        vocabulary: how many classes there are.
+        settings: of the loss.
+
+    Raises:
+        ValueError: a shape, stride or dtype that does not fit.
+    """
+    (rows, classes), stride = logits.shape, logits.stride(0)
+    _refuse_rows(
+        logits, row_stride(stride, logits.itemsize), target=(target, rows),
+        upstream=(upstream, rows), entropy_upstream=(entropy_upstream, rows),
+        statistics=(statistics, rows), class_weights=(class_weights, vocabulary),
+    )  # fmt: skip
+    if rows == 0:
+        return
+    width = row_stride(classes, logits.itemsize)  # a round number: loads are 16 bytes wide
+    numbers = (
+        vocabulary, first, width, stride, settings.ignore_index, float(settings.label_smoothing),
+        float(settings.softcap), 1 / settings.temperature,
+    )  # fmt: skip
+    constants = {
+        "BY_CLASS": class_weights is not None, "SMOOTHED": settings.label_smoothing != 0,
+        "CAPPED": settings.softcap != 0, "ENTROPY": entropy_upstream is not None,
+        "BLOCK": SCALED_BLOCK,
+    }  # fmt: skip
+    config, programs = Config(num_warps=SCALED_WARPS), (rows, cdiv(width, SCALED_BLOCK), 1)
+    make = partial(Launch, _by_token_kernel, config, programs, (), numbers, constants)
+    of_entropy, by_class = (  # what it does not read, it is given `upstream` for
+        upstream if given is None else given for given in (entropy_upstream, class_weights)
+    )
+    matrices = logits, target, upstream, of_entropy, by_class, statistics
+    key = "by token", rows, *numbers, *constants.values(), logits.dtype, logits.device
     launch_for(key, make, *matrices)(*matrices)
 
 
@@ -437,12 +621,26 @@ def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype)
     return torch.addmm(total, a, b, **wide, out=total)
 
 
+def _logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, rows: int, classes: int
+) -> Tensor:
+    """hidden Wᵀ + b, in `out` if there is one; by products of so many rows and classes."""
+    if out is None or _is_faster_split(hidden, weight.t()):
+        return _product(hidden, weight.t(), out, bias)
+    for i in range(0, out.shape[0], max(rows, 1)):
+        for j in range(0, out.shape[1], classes):
+            block, part = slice(i, i + rows), slice(j, j + classes)
+            b = None if bias is None else bias[part]
+            _product(hidden[block], weight[part].t(), out[block, part], b)
+    return out
+
+
 def losses_and_gradients(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
     token_weights: Tensor | None, class_weights: Tensor | None, scale: Tensor,
     wants: tuple[bool, ...], settings: Settings,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Losses and hits (tokens,), d_hidden, d_W and d_b, each but the first if it is wanted.
+) -> tuple[Tensor, Tensor | None, Tensor | None, list[Tensor | None]]:  # fmt: skip
+    """Losses and hits (tokens,), statistics where no gradient is wanted, and d_hidden, d_W and d_b.
 
     The gradients are multiplied by `scale`; which of the three are wanted is in `wants`.
     """
@@ -451,12 +649,15 @@ def losses_and_gradients(
     if target.data_ptr() % 16:  # as labels without the first: a copy costs less than Triton's start
         target = target.clone()
     rows, sums, _ = plan(tokens, weight, wants_weight, settings.memory)
+    # Of losses by token in the blocks of their backward.
+    classes = vocabulary if any(wants) else slices(tokens, weight, settings.memory).rows
     stride = row_stride(vocabulary, dtype.itemsize)
     # A split product makes its own result, which serves where rows need no padding.
     padded = stride != vocabulary or not _is_faster_split(hidden[:rows], weight.t())
     buffer = hidden.new_empty(rows if padded else 0, stride)
     losses = hidden.new_empty(tokens, dtype=torch.float32)
     hits = torch.empty_like(losses) if settings.wants_hits else None
+    statistics = None if any(wants) else losses.new_zeros(tokens, STATISTICS)
     d_hidden = hidden.new_empty(hidden.shape) if wants_hidden else None
     no_sum = weight.new_zeros(weight.shape, dtype=sums) if wants_weight and not tokens else None
     d_weight: Tensor | None = no_sum
@@ -464,12 +665,11 @@ def losses_and_gradients(
     for start in range(0, tokens, max(rows, 1)):
         part = slice(start, start + rows)
         h, weights = hidden[part], None if token_weights is None else token_weights[part]
-        hit = None if hits is None else hits[part]
+        hit, kept = (None if given is None else given[part] for given in (hits, statistics))
         out = buffer[: h.shape[0], :vocabulary] if padded else None
-        logits = _product(h, weight.t(), out, bias)
+        logits = _logits(h, weight, bias, out, rows, classes)
         cross_entropy_rows(
-            logits, target[part], weights, class_weights, scale, losses[part], hit, settings,
-            gradient=any(wants),
+            logits, target[part], weights, class_weights, scale, losses[part], hit, kept, settings
         )  # fmt: skip
         if d_hidden is not None:
             _product(logits, weight, out=d_hidden[part])
@@ -478,4 +678,42 @@ def losses_and_gradients(
         if d_bias is not None:
             d_bias += logits.sum(0, dtype=torch.float32)
         del logits  # before the next chunk's are allocated
-    return losses, hits, d_hidden, d_weight, d_bias
+    return losses, hits, statistics, [d_hidden, d_weight, d_bias]
+
+
+def gradients_by_token(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
+    class_weights: Tensor | None, statistics: Tensor, upstream: Tensor,
+    entropy_upstream: Tensor | None, wants: tuple[bool, ...], settings: Settings,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """d_hidden, d_W and d_b, each if it is in `wants`, of what `by_token_rows` takes."""
+    tokens, (vocabulary, _), dtype = hidden.shape[0], weight.shape, hidden.dtype
+    wants_hidden, wants_weight, wants_bias = wants
+    target = target.clone() if target.data_ptr() % 16 else target
+    classes, sums, _ = slices(tokens, weight, settings.memory)
+    rows = plan(tokens, weight, False, settings.memory).rows
+    padded = row_stride(vocabulary, dtype.itemsize) != vocabulary or not _is_faster_split(
+        hidden, weight[:classes].t()
+    )
+    buffer = hidden.new_empty(tokens if padded else 0, row_stride(classes, dtype.itemsize))
+    d_hidden: Tensor | None = None
+    d_weight = weight.new_empty(weight.shape) if wants_weight else None
+    d_bias = weight.new_empty(vocabulary) if wants_bias else None
+    for first in range(0, vocabulary, classes):
+        part = slice(first, first + classes)
+        w, b = weight[part], None if bias is None else bias[part]
+        out = buffer[:, : w.shape[0]] if padded else None
+        logits = _logits(hidden, w, b, out, rows, classes)
+        by_token_rows(
+            logits, target, upstream, entropy_upstream, class_weights, statistics, first,
+            vocabulary, settings,
+        )  # fmt: skip
+        if wants_hidden:
+            d_hidden = _add_product(d_hidden, logits, w, sums)
+        if d_weight is not None:
+            _product(logits.t(), hidden, out=d_weight[part])
+        if d_bias is not None:
+            d_bias[part] = logits.sum(0, dtype=torch.float32)
+        del logits  # before the next slice's are allocated
+    del buffer, out  # before d_hidden's sum is rounded
+    return None if d_hidden is None else d_hidden.to(dtype), d_weight, d_bias
