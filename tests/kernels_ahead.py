@@ -198,14 +198,16 @@ def calls_of_loss(arch: int) -> Calls:
         "gradient, capped": (None, 0.0, 30.0, True, False),
         "loss alone": (None, 0.0, 0.0, False, False),
         "entropy alone": (None, 0.0, 0.0, False, True),
-        "all alone": (True, 0.1, 30.0, False, True),
+        "capped entropy alone": (None, 0.0, 30.0, False, True),
+        "all by token, alone": (True, 0.1, 30.0, False, False),
     }  # fmt: skip
     for dtype, name, vocabulary in (
         (BF16, "gradient", 128255), (BF16, "gradient", 63), (BF16, "gradient, all", 128255),
         (BF16, "gradient, smoothed", 128255), (BF16, "gradient, capped", 128255),
         (BF16, "loss alone", 128255), (FP16, "gradient, all", 128255),
         (FP32, "gradient, all", 128255), (BF16, "entropy alone", 128255),
-        (BF16, "all alone", 128255), (FP32, "all alone", 128255),
+        (BF16, "capped entropy alone", 128255), (FP32, "capped entropy alone", 128255),
+        (BF16, "all by token, alone", 128255), (FP32, "all by token, alone", 128255),
     ):  # fmt: skip
         stride = kernels.row_stride(vocabulary, dtype.itemsize)
         logits, losses = meta(300, stride, dtype=dtype)[:, :vocabulary], meta(300, dtype=FP32)
@@ -218,12 +220,12 @@ def calls_of_loss(arch: int) -> Calls:
             weighted and losses, statistics, settings,
         )  # fmt: skip
         yield f"{dtype} {name}, {stride} a row", call
-        if name == "all alone":
+        if "by token" in name:
             call = partial(
                 kernels.by_token_rows, logits, meta(300, dtype=torch.int64), losses, losses,
                 meta(vocabulary, dtype=FP32), statistics, 0, vocabulary, settings,
             )  # fmt: skip
-            yield f"{dtype} by token", call
+            yield f"{dtype} backward by token", call
     factor, result = meta(1, dtype=FP32), meta(2**20)
     yield "scaled in place", partial(kernels.fill_scaled, result, result, factor)
     source = meta(2**20, dtype=FP32)

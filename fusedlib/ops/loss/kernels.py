@@ -518,6 +518,8 @@ def cross_entropy_rows(
         arch = architecture(logits.device) if logits.is_cuda else 0
         more = any(constants[name] for name in ("CAPPED", "BY_CLASS", "COUNTED", "ENTROPY"))
         block, warps = block_and_warps(stride, logits.itemsize, arch, more)
+        if more and statistics is not None and logits.itemsize == 2:  # sm_80 and 100 would spill
+            block, warps = block // 2, max(warps // 2, 4)
         scalars, cut = (vocabulary, stride, *numbers), {"BLOCK": block}
         config, programs = Config(num_warps=warps), (rows, 1, 1)
         return Launch(_cross_entropy_kernel, config, programs, (), scalars, constants | cut)
