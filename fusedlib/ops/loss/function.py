@@ -208,9 +208,8 @@ def _loss_and_accuracy(
 
         wants = [enabled and t is not None and t.requires_grad for t in (matrix, weight, bias)]
         budget = kernels.budget(memory)
-        kernels.plan(
-            matrix.shape[0], weight, wants[1], budget
-        )  # too little is an error of the call
+        if budget > 0:  # too little is an error of the call; else nobody asks how many tokens
+            kernels.plan(matrix.shape[0], weight, wants[1], budget)
         loss, hits, *_ = ops.linear_cross_entropy(
             matrix, weight, bias, labels, by_class, weights,
             total() if reduction == "mean" else None, wants, *settings, budget, wants_accuracy,
@@ -257,14 +256,15 @@ def _by_token(
     from fusedlib.ops.loss import operator as ops
 
     budget, tokens, enabled = kernels.budget(memory), hidden.shape[0], torch.is_grad_enabled()
-    kernels.plan(tokens, weight, False, budget)  # as there
-    wants = enabled and any(t is not None and t.requires_grad for t in (hidden, weight, bias))
-    least = kernels.slices(tokens, weight, budget).memory
-    if wants and 0 < budget < least:
-        raise ValueError(
-            f"memory must be at least {least} bytes for gradients of {tokens} tokens' losses and "
-            f"{weight.dtype} weight {shape_of(weight)}, got {budget}: give more, or 'least'"
-        )
+    if budget > 0:  # as there
+        kernels.plan(tokens, weight, False, budget)
+        wants = enabled and any(t is not None and t.requires_grad for t in (hidden, weight, bias))
+        least = kernels.slices(tokens, weight, budget).memory
+        if wants and budget < least:
+            raise ValueError(
+                f"memory must be at least {least} bytes for gradients of {tokens} tokens' losses "
+                f"and {weight.dtype} weight {shape_of(weight)}, got {budget}: give more, or 'least'"
+            )
     losses, hits, entropies, _ = ops.linear_cross_entropy_by_token(
         *operands, *numbers, budget, wants_hits, *wanted
     )
