@@ -192,40 +192,38 @@ def calls_of_loss(arch: int) -> Calls:
     """`linear_cross_entropy`'s and `linear_log_probs`', at any vocabulary."""
     kernels, cut = linear_cross_entropy, CUT
     kernels.block_and_warps = lambda stride, itemsize, _, more: cut(stride, itemsize, arch, more)
-    variants = {  # weights, smoothing, softcap, gradient, entropy
-        "gradient": (None, 0.0, 0.0, True, False), "gradient, all": (True, 0.1, 30.0, True, False),
-        "gradient, smoothed": (None, 0.1, 0.0, True, False),
-        "gradient, capped": (None, 0.0, 30.0, True, False),
-        "loss alone": (None, 0.0, 0.0, False, False),
-        "entropy alone": (None, 0.0, 0.0, False, True),
-        "capped entropy alone": (None, 0.0, 30.0, False, True),
-        "all by token, alone": (True, 0.1, 30.0, False, False),
+    variants = {  # weights, smoothing, softcap, gradient
+        "gradient": (None, 0.0, 0.0, True), "gradient, all": (True, 0.1, 30.0, True),
+        "gradient, smoothed": (None, 0.1, 0.0, True), "gradient, capped": (None, 0.0, 30.0, True),
+        "loss alone": (None, 0.0, 0.0, False),
     }  # fmt: skip
     for dtype, name, vocabulary in (
         (BF16, "gradient", 128255), (BF16, "gradient", 63), (BF16, "gradient, all", 128255),
         (BF16, "gradient, smoothed", 128255), (BF16, "gradient, capped", 128255),
         (BF16, "loss alone", 128255), (FP16, "gradient, all", 128255),
-        (FP32, "gradient, all", 128255), (BF16, "entropy alone", 128255),
-        (BF16, "capped entropy alone", 128255), (FP32, "capped entropy alone", 128255),
-        (BF16, "all by token, alone", 128255), (FP32, "all by token, alone", 128255),
+        (FP32, "gradient, all", 128255),
     ):  # fmt: skip
         stride = kernels.row_stride(vocabulary, dtype.itemsize)
         logits, losses = meta(300, stride, dtype=dtype)[:, :vocabulary], meta(300, dtype=FP32)
-        weighted, smoothing, softcap, gradient, entropy = variants[name]
-        statistics = None if gradient else meta(300, kernels.STATISTICS, dtype=FP32)
-        settings = kernels.Settings(-100, smoothing, 1e-2, softcap, wants_entropy=entropy)
+        weighted, smoothing, softcap, gradient = variants[name]
         call = partial(
             kernels.cross_entropy_rows, logits, meta(300, dtype=torch.int64), weighted and losses,
             weighted and meta(vocabulary, dtype=FP32), meta(1, dtype=FP32), losses,
-            weighted and losses, statistics, settings,
+            weighted and losses, kernels.Settings(-100, smoothing, 1e-2, softcap),
+            gradient=gradient,
         )  # fmt: skip
         yield f"{dtype} {name}, {stride} a row", call
-        if "by token" in name:
-            call = partial(
-                kernels.by_token_rows, logits, meta(300, dtype=torch.int64), losses, losses,
-                meta(vocabulary, dtype=FP32), statistics, 0, vocabulary, settings,
-            )  # fmt: skip
-            yield f"{dtype} backward by token", call
+    numbers, statistics = meta(300, dtype=FP32), meta(kernels.STATISTICS, 300, dtype=FP32)
+    for dtype, name, settings in (
+        (BF16, "log-probabilities", kernels.Settings(wants_entropy=True)),
+        (BF16, "everything", kernels.Settings(-100, 0.1, 1e-2, 30.0, -1, True, 0.7, True)),
+        (FP32, "everything", kernels.Settings(-100, 0.1, 1e-2, 30.0, -1, True, 0.7, True)),
+    ):
+        by_class = meta(128255, dtype=FP32) if name == "everything" else None
+        shared = meta(300, 30400, dtype=dtype), meta(300, dtype=torch.int64), by_class, statistics
+        for way, upstreams in ("alone", ()), ("backward", (numbers, numbers)):
+            call = partial(kernels.by_token_rows, *shared, 30400, 128255, settings, *upstreams)
+            yield f"{dtype} {name} by token, {way}", call
     factor, result = meta(1, dtype=FP32), meta(2**20)
     yield "scaled in place", partial(kernels.fill_scaled, result, result, factor)
     source = meta(2**20, dtype=FP32)

@@ -361,8 +361,8 @@ def check_bound(
     true_losses = lse - (share * true).sum(-1) + z_loss * lse.square()
     p = true.softmax(-1)
     kernels.cross_entropy_rows(
-        logits, target, None, None, one, losses, None, None,
-        kernels.Settings(-100, smoothing, z_loss, softcap),
+        logits, target, None, None, one, losses, None,
+        kernels.Settings(-100, smoothing, z_loss, softcap), gradient=True,
     )  # fmt: skip
     steps = 8 + torch.tensor(vocabulary).log2()
     squared = 1 + 2 * z_loss * largest

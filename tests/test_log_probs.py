@@ -104,13 +104,14 @@ def test_slices_of_a_large_vocabulary():
         (2048, torch.bfloat16, kernels.LEAST, 30400, torch.float32, 475 + 32),
         (4096, torch.bfloat16, 2374 * 2**20, 151936, torch.bfloat16, 2374),
         (4096, torch.float16, 128 * 2**20, 4032, torch.float32, 128),
-        (4096, torch.bfloat16, 1, 64, torch.float32, 128),
         (4096, torch.float32, kernels.BALANCED, 15200, torch.float32, 475),
     ):
         weight = torch.empty(151936, width, dtype=dtype, device="meta")
         found = kernels.slices(8192, weight, memory)
         assert found == (classes, sums, mebibytes * 2**20), (width, dtype, memory, found)
     assert kernels.slices(0, weight).rows == 151936
+    with pytest.raises(ValueError, match=r"at least 1048576 bytes for the losses of 8192 tokens"):
+        kernels.slices(8192, weight, 2**20 - 1)
 
 
 def recipe() -> str:

@@ -31,7 +31,7 @@ def test_outputs_and_gradients_vs_float64(shape, dtype):
 def test_in_blocks_vs_float64(monkeypatch, dtype, settings):
     monkeypatch.setattr(kernels, "LOGITS_BYTES", 2**25)
     weight = torch.empty(50257, 128, dtype=getattr(torch, dtype), device="meta")
-    assert kernels.plan(517, weight, False).rows < 517 and kernels.slices(517, weight).rows < 50257
+    assert kernels.slices(517, weight).rows < 50257
     for of in (checks.BOTH, checks.BOTH[:1], checks.BOTH[1:]):
         found = checks.misses("cuda", dtype, (517, 128, 50257), of=of, **checks.SETTINGS[settings])
         assert found == []
@@ -48,21 +48,21 @@ def test_compiled_in_one_graph(dtype):
 
 
 def test_both_passes_round_logits_alike(monkeypatch):
-    """The blocks of a slice, computed again, have the bits of forward's."""
+    """A slice, computed again, has the bits of forward's."""
     monkeypatch.setattr(kernels, "LOGITS_BYTES", 2**27)
-    leaves, _, _ = loss_checks.drawn("cuda", "bfloat16", (2048, 512, 151936))
-    hidden, weight = (t.detach() for t in leaves.values())
-    rows, classes = kernels.plan(2048, weight, False).rows, kernels.slices(2048, weight).rows
-    assert rows < 2048 and classes < 151936
-    whole = hidden.new_empty(2048, kernels.row_stride(151936, 2))
-    for i in range(0, 2048, rows):
-        part = slice(i, i + rows)
-        kernels._logits(hidden[part], weight, None, whole[part, :151936], rows, classes)
-    buffer = hidden.new_empty(2048, kernels.row_stride(classes, 2))
-    for j in range(0, 151936, classes):
-        w = weight[j : j + classes]
-        again = kernels._logits(hidden, w, None, buffer[:, : len(w)], rows, classes)
-        assert torch.equal(again, whole[:, j : j + len(w)]), j
+    leaves, tokens, settings = loss_checks.drawn("cuda", "bfloat16", (2048, 512, 151936))
+    slices, launch = [], kernels.by_token_rows
+
+    def noted(logits, *others):
+        slices.append(logits.clone())
+        launch(logits, *others)
+
+    monkeypatch.setattr(kernels, "by_token_rows", noted)
+    log_probs, _ = linear_log_probs(**leaves, tokens=tokens, **settings)
+    count = len(slices)
+    assert count > 1
+    torch.autograd.grad(log_probs.sum(), list(leaves.values()))
+    assert len(slices) == 2 * count and same(slices[:count], slices[count:])
 
 
 def test_nothing_waits_for_the_device_and_a_graph_replays(monkeypatch):
@@ -78,9 +78,10 @@ def test_nothing_waits_for_the_device_and_a_graph_replays(monkeypatch):
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        assert same(step(), wanted)
+        found = step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert same(found, wanted)
     graph, written = captured(step)
     graph.replay()
     assert close(written, wanted)

@@ -58,14 +58,6 @@ def _loss(
     return _linear(hidden, weight) * (1 + wants_hidden + wants_weight)
 
 
-def _loss_by_token_backward(
-    hidden: Shape, weight: Shape, bias: Shape | None, target: Shape, class_weights: Shape | None,
-    statistics: Shape, upstream: Shape, entropy_upstream: Shape | None, wants: Sequence[bool],
-    *_: Any, **__: Any,
-) -> int:  # fmt: skip
-    return _loss(hidden, weight, bias, target, class_weights, None, None, wants)
-
-
 FORMULAS: dict[str, Callable[..., int]] = {
     "swiglu_mlp_forward": _mlp,
     "swiglu_mlp_backward": _mlp_backward,
@@ -74,7 +66,7 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "linear_forward": _linear,
     "linear_cross_entropy_forward": _loss,
     "linear_cross_entropy_by_token_forward": _linear,
-    "linear_cross_entropy_by_token_backward": _loss_by_token_backward,
+    "linear_cross_entropy_by_token_backward": _loss,
 }
 
 

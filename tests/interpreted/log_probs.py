@@ -2,6 +2,7 @@
 of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 """
 
+from functools import partial
 from itertools import product
 
 import pytest
@@ -25,8 +26,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def cut(monkeypatch, module) -> None:
-    """Rows are four blocks, chunks of forward four tokens, slices of backward some classes."""
-    loss_checks.cut_in_four(monkeypatch, module)
+    """Several slices of the vocabulary."""
     monkeypatch.setattr(module, "LOGITS_BYTES", 4096)
 
 
@@ -80,7 +80,7 @@ def test_operators_are_registered_as_torch_wants_them():
     for wants in ([True, True, True], [False, True, False]):
         torch.library.opcheck(
             ops.linear_cross_entropy_by_token_backward,
-            (*given, statistics, *upstream, wants, *settings),
+            (*given, statistics, upstream[0], wants, upstream[1], *settings),
             test_utils=("test_schema", "test_faketensor"),
         )
 
@@ -113,12 +113,16 @@ def test_four_products_and_no_logits_but_a_slice_s(monkeypatch):
         launch(logits, *others)
 
     monkeypatch.setattr(kernels, "by_token_rows", noted)
-    compute, leaves, up = checks.drawn_bound("cpu")
-    checks.results_of(compute, leaves, up)
-    assert {size for _, size, _ in seen} == {64, 9} and len({where for *_, where in seen}) == 1
+    leaves, tokens, _ = loss_checks.drawn("cpu", "float32")
+    y = checks.bound(tokens)(**leaves)
+    for _ in range(2):
+        assert {size for _, size, _ in seen} == {64, 9}
+        assert len({where for *_, where in seen}) == 1
+        seen.clear()
+        y.sum().backward(retain_graph=True)
 
 
-def test_both_passes_compute_logits_in_the_same_blocks(monkeypatch):
+def test_both_passes_compute_the_same_products(monkeypatch):
     """Another product might round a logit another way."""
     seen, product = [], kernels._product
 
@@ -131,21 +135,21 @@ def test_both_passes_compute_logits_in_the_same_blocks(monkeypatch):
     monkeypatch.setattr(kernels, "_product", noted)
     leaves, tokens, _ = loss_checks.drawn("cpu", "bfloat16", bias=True)
     y = checks.bound(tokens)(**leaves)
-    blocks = {block[:5]: block[5] for block in seen}
-    assert len(blocks) == len(seen) == 4
+    products = {each[:5]: each[5] for each in seen}
+    assert len(products) == len(seen) == 2
     seen.clear()
     y.sum().backward()
-    again = {block[:5]: block[5] for block in seen if block[:5] in blocks}
-    assert again.keys() == blocks.keys()
-    assert all(torch.equal(block, blocks[at]) for at, block in again.items())
+    again = {each[:5]: each[5] for each in seen if each[:5] in products}
+    assert again.keys() == products.keys()
+    assert all(torch.equal(each, products[at]) for at, each in again.items())
 
 
 def test_the_launcher_refuses_what_does_not_fit():
     given = {
         "logits": torch.zeros(4, 32)[:, :5], "target": torch.zeros(4, dtype=torch.int64),
-        "upstream": torch.zeros(4), "entropy_upstream": None, "class_weights": None,
-        "statistics": torch.zeros(4, 4), "first": 0, "vocabulary": 5,
-        "settings": kernels.Settings(),
+        "class_weights": None, "statistics": torch.zeros(kernels.STATISTICS, 4), "first": 0,
+        "vocabulary": 5, "settings": kernels.Settings(), "upstream": torch.zeros(4),
+        "entropy_upstream": None,
     }  # fmt: skip
     kernels.by_token_rows(**given)
     for changed, words in (
@@ -153,21 +157,39 @@ def test_the_launcher_refuses_what_does_not_fit():
         ({"upstream": torch.zeros(3)}, r"upstream must be \(4,\), .* got \(3,\)"),
         ({"entropy_upstream": torch.zeros(4).double()}, "entropy_upstream .* torch.float64"),
         ({"class_weights": torch.zeros(4)}, r"class_weights must be \(5,\)"),
-        ({"statistics": torch.zeros(4)}, r"statistics must be \(4, 4\)"),
+        ({"statistics": torch.zeros(4)}, r"statistics must be \(7, 4\)"),
     ):
         with pytest.raises(ValueError, match=words):
             kernels.by_token_rows(**(given | changed))
 
 
+def test_in_slices_of_several_blocks(monkeypatch):
+    """As the broken ones below."""
+    monkeypatch.setattr(kernels, "SCALED_BLOCK", 32)
+    assert checks.misses("cpu", "float32", **checks.ALL) == []
+    for name in ("all, by token", "by class, smoothed, z-loss"):
+        settings = loss_checks.SETTINGS[name] | {"reduction": "none"}
+        assert loss_checks.misses("cpu", "float32", **settings) == []
+    loss_checks.check_token_accuracy("cpu")
+    loss_checks.check_accuracy_of_nan_is_no_hit("cpu")
+
+
 # What stands in the kernels' file, what the fault has there.
 BROKEN = {
-    "a maximum's fall left out": ("decay * (below - step * total)", "decay * below"),
-    "lanes' falls left out": ("(below + drop * total)", "below"),
+    "the last class left out": ("inside = columns < classes", "inside = columns < classes - 1"),
+    "a maximum's fall left out": ("(below + drop * total) + here", "below + here"),
+    "groups' falls left out": ("tl.sum((below + drop * total)", "tl.sum(below"),
+    "groups' maxima ignored": ("total = tl.sum(total * tl.exp(drop))", "total = tl.sum(total)"),
+    "the last slice's sum alone": ("(goes_on, tl.load(statistics + tokens), 0", "(goes_on, 0.0, 0"),
+    "the maximum so far forgotten": (
+        "none + tl.load(statistics, mask=later, other=-3.0e38)", "none - 3.0e38",
+    ),
+    "tokens of the last slice alone": ("tl.where(is_here, correct, known)", "correct"),
     "the entropy without the sum": ("log_total - below / total", "log_total"),
     "the entropy's gradient without the entropy": ("-3.0e38) + entropy)", "-3.0e38))"),
     "the entropy's gradient with another sign": ("d -= tl.load(entropy", "d += tl.load(entropy"),
     "no temperature in the gradient": ("0.0, d * by_temperature)", "0.0, d)"),
-    "no temperature in the logits": ("return x * by_temperature", "return x"),
+    "no temperature in the logits": ("CAPPED) * by_temperature, float", "CAPPED), float"),
     "a softcap without derivative": (
         "d *= _softcap_derivative(x, softcap)\n    d = tl", "d *= 1.0\n    d = tl",
     ),
@@ -175,18 +197,42 @@ BROKEN = {
     "another slice's tokens": ("p, first + lanes, label", "p, lanes, label"),
     "the last slice's d_hidden alone": ("_add_product(d_hidden, log", "_add_product(None, log"),
     "d_W in the first slice's place": ("out=d_weight[part]", "out=d_weight[: w.shape[0]]"),
-    "a slice with the first one's bias": (
-        "weight[part], None if bias is None else bias[part]",
-        "weight[part], None if bias is None else bias[: len(weight[part])]",
-    ),
-    "the first chunk's statistics alone": ("given[part] for", "given[: h.shape[0]] for"),
+    "a slice with the first one's bias": ("else bias[part]", "else bias[: len(weight[part])]"),
 }  # fmt: skip
+# Of losses by token, with what log-probabilities have not.
+BROKEN_LOSSES = {
+    "the last slice's smoothing alone": (
+        "(goes_on, tl.load(statistics + 4 * tokens)", "(goes_on, 0.0",
+    ),
+    "the last slice's class weights alone": (
+        "(goes_on, tl.load(statistics + 6 * tokens)", "(goes_on, 0.0",
+    ),
+    "smoothing not by class": ("share *= by", "share *= 1.0"),
+    "another slice's class weights": ("class_weights + first + columns", "class_weights + columns"),
+    "the label not by class": ("mask=correct == correct, other=0.0", "mask=first < 0, other=1.0"),
+}  # fmt: skip
+
+
+def broken_is_rejected(monkeypatch, tmp_path, fault, misses) -> None:
+    broken = rewritten(monkeypatch, tmp_path, kernels, *fault)
+    cut(monkeypatch, broken)
+    monkeypatch.setattr(broken, "SCALED_BLOCK", 32)
+    monkeypatch.setattr(ops, "slices_by_token", broken.slices_by_token)
+    monkeypatch.setattr(
+        ops, "linear_cross_entropy_by_token_backward",
+        lambda *a: broken.slices_by_token(*a[:9], broken.Settings(*a[9:])),
+    )  # fmt: skip
+    assert misses() != []
 
 
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, fault):
-    broken = rewritten(monkeypatch, tmp_path, kernels, *BROKEN[fault])
-    cut(monkeypatch, broken)
-    for name in ("losses_and_gradients", "gradients_by_token"):
-        monkeypatch.setattr(ops, name, getattr(broken, name))
-    assert checks.misses("cpu", "float32", **checks.ALL) != []
+    misses = partial(checks.misses, "cpu", "float32", **checks.ALL)
+    broken_is_rejected(monkeypatch, tmp_path, BROKEN[fault], misses)
+
+
+@pytest.mark.parametrize("fault", BROKEN_LOSSES)
+def test_a_broken_kernel_of_losses_by_token_is_rejected(monkeypatch, tmp_path, fault):
+    settings = loss_checks.SETTINGS["all, by token"]
+    misses = partial(loss_checks.misses, "cpu", "float32", **settings)
+    broken_is_rejected(monkeypatch, tmp_path, BROKEN_LOSSES[fault], misses)

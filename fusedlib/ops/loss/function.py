@@ -112,10 +112,9 @@ def linear_log_probs(
 
     Both have gradients, computed from the logits once more, without a second derivative. All but
     the logits, which have the inputs' dtype, is fp32; bounds of errors stand in
-    `fusedlib.ops.loss.kernels`. Beside operands and gradients the kernels take a slice of the
-    logits, LOGITS_BYTES (512 MiB) or one token's, in backward one of the vocabulary, and there an
-    fp32 sum of d_hidden, 4 bytes an element, as much of logits if that is more. d_W is summed in
-    fp32 and rounded once.
+    `fusedlib.ops.loss.kernels`. Beside operands and gradients the kernels take the logits of a
+    slice of the vocabulary, LOGITS_BYTES (512 MiB) or twice what d_hidden takes, and in backward an
+    fp32 sum of d_hidden. d_W is summed in fp32 and rounded once.
 
     In TRL 1.16, whose trainers ask one function for log-probabilities, GRPO's, RLOO's and others'
     have these from now on:
@@ -255,16 +254,9 @@ def _by_token(
     from fusedlib.ops.loss import kernels
     from fusedlib.ops.loss import operator as ops
 
-    budget, tokens, enabled = kernels.budget(memory), hidden.shape[0], torch.is_grad_enabled()
+    budget = kernels.budget(memory)
     if budget > 0:  # as there
-        kernels.plan(tokens, weight, False, budget)
-        wants = enabled and any(t is not None and t.requires_grad for t in (hidden, weight, bias))
-        least = kernels.slices(tokens, weight, budget).memory
-        if wants and budget < least:
-            raise ValueError(
-                f"memory must be at least {least} bytes for gradients of {tokens} tokens' losses "
-                f"and {weight.dtype} weight {shape_of(weight)}, got {budget}: give more, or 'least'"
-            )
+        kernels.slices(hidden.shape[0], weight, budget)
     losses, hits, entropies, _ = ops.linear_cross_entropy_by_token(
         *operands, *numbers, budget, wants_hits, *wanted
     )

@@ -22,7 +22,7 @@ with the entropy of p, if it is wanted, as published for policy gradients (Mnih 
 | target, token_weights | (tokens,)            | contiguous; int64, fp32                     |
 | class_weights         | (vocabulary,)        | contiguous, fp32                            |
 | losses, hits          | (tokens,)            | contiguous, fp32; hits: see below           |
-| statistics            | (tokens, 4)          | contiguous, fp32; see `STATISTICS`          |
+| statistics            | (7, tokens)          | contiguous, fp32; see `STATISTICS`          |
 
 A token is a hit (1.0, else 0.0) where y is the first of its largest logits, and not ignored.
 
@@ -32,13 +32,12 @@ from the L2 cache where it holds them, writes d_logits over them and the losses.
 computed in forward, where the logits are, when one is wanted; backward multiplies them by the
 upstream scalar, in no time where that is 1. Nothing is read back to the host.
 
-Losses by token have an upstream number each, so that their backward computes the logits again. Its
-rows' maxima and sums are known by then, so it goes over slices of the vocabulary with all tokens,
-each read and written once: a slice's d_W and d_b are whole, and rounded as they are made; d_hidden
-is summed over slices in fp32. Both passes compute logits in the same blocks, a chunk of tokens by a
-slice, so that the same product rounds them the same way: another one may round a bf16 logit of 30
-up by 1/8, and the gradient at a p of 1 would be 0.13 instead of 0. (A split product's terms are
-added in one order whatever its size.)
+Losses by token have an upstream number each, so that their backward computes the logits again. Both
+passes go over slices of the vocabulary with all tokens. Forward merges a slice into each row's
+running maximum and sums, reading it once; backward, which knows them, reads and writes it once: a
+slice's d_W and d_b are whole, and rounded as they are made; d_hidden is summed over slices in fp32.
+The slices are the same, so that the same product rounds logits the same way: another one may round
+a bf16 logit of 30 up by 1/8, and the gradient at a p of 1 would be 0.13 instead of 0.
 
 Memory beside the gradients, with V the vocabulary, H the width of hidden, b the bytes of a number
 and L those of a chunk's logits, rows·V·b. Where several chunks add up in half precision, or in
@@ -52,11 +51,10 @@ made. `plan` takes the fewest chunks within a budget:
 | of fp32, or unwanted  | L                     | L₀                     | L₀                     |
 
 with L₀ = LOGITS_BYTES, or one row's logits where those are more, and V rounded up as rows of logits
-are. Of a budget in bytes a chunk has what d_W leaves. The backward of losses by token takes its
-slice's logits, and of several slices in half precision 2·tokens·H more, 4·tokens·H at least, to sum
-d_hidden (`slices`). A split product holds parts as
-large as both its factors meanwhile, one of W's products 4·V·(rows + H) bytes, and adds up d_W of
-several chunks by way of another 4·V·H.
+are. Of a budget in bytes a chunk has what d_W leaves. Losses by token take a slice's logits, and of
+several slices in half precision 2·tokens·H more, 4·tokens·H at least, to sum d_hidden. A split
+product holds parts as large as both its factors meanwhile, one of W's products 4·V·(rows + H)
+bytes, and adds up d_W of several chunks by way of another 4·V·H.
 
 Error bound: logits are rounded to the inputs' dtype once; in fp32 each product errs as torch's own,
 or within the bound of `fusedlib.ops.linear.split`. Of those logits, with M the largest of a row's
@@ -95,18 +93,17 @@ ROWS = 128  # a chunk's rows are a multiple of a product's tile, if there are as
 # With as many warps the code for sm_100 spills 4 to 28 registers.
 BLOCK_BYTES, BLOCK_BYTES_BY_ARCHITECTURE, WARP_BYTES = 2**15, {100: 2**14}, 2**10
 SCALED_BLOCK, SCALED_WARPS = 4096, 8
-# What the backward of losses by token reads of a row: the largest logit, log Σ exp(logits − that),
-# the entropy, and what p is multiplied by in d_logits before the upstream number.
-STATISTICS = 4
+# Of a token, by its logits in all slices so far: their maximum m, Σ exp(logits − m), the same sum
+# of exp(logits − m) (logits − m), the target's logit, Σ ω logits, the largest before the target,
+# Σ ω. After the last m, log of the sum, entropy, what p is multiplied by in d_logits, loss, hit.
+STATISTICS = 7
 if triton.knobs.runtime.interpret:
     BLOCK_BYTES, SCALED_BLOCK = 256, 64  # small enough that a test's row has several
 
 
 @triton.jit
-def _logit(x, softcap, by_temperature, CAPPED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """κ tanh(x / κ), or x where there is no softcap, over the temperature; small ones by the
-    polynomial of Cephes.
-    """
+def _softcapped(x, softcap, CAPPED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """κ tanh(x / κ), or x where there is no softcap; small ones by the polynomial of Cephes."""
     if CAPPED:
         u = x * (1 / softcap)
         e = tl.exp(tl.abs(u) * -2)
@@ -115,7 +112,7 @@ def _logit(x, softcap, by_temperature, CAPPED: tl.constexpr):  # type: ignore[no
         small = ((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z
         small = ((small + 1.33314422036e-1) * z - 3.33332819422e-1) * z * u + u
         x = softcap * tl.where(tl.abs(u) < 0.625, small, tl.where(u < 0, -large, large))
-    return x * by_temperature
+    return x
 
 
 @triton.jit
@@ -125,28 +122,46 @@ def _softcap_derivative(x, softcap):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _of_probability(  # type: ignore[no-untyped-def]
-    p, columns, label, class_weights, vocabulary, of_p, at_label, everywhere,
+def _loss_of_row(  # type: ignore[no-untyped-def]
+    m, log_total, correct, by_label, shares, weighed, vocabulary, label_smoothing, z_loss,
+    BY_CLASS: tl.constexpr, SMOOTHED: tl.constexpr,
+):  # fmt: skip
+    """A row's loss, and what p is multiplied by in its d_logits; before its weight and scale."""
+    lse = m + log_total
+    at_label = (1 - label_smoothing) * by_label
+    squared = z_loss * by_label
+    loss = at_label * (m - correct + log_total) + squared * lse * lse
+    average = 1.0
+    if SMOOTHED:
+        if BY_CLASS:
+            average = weighed / vocabulary
+        loss += label_smoothing * (average * m - shares / vocabulary + average * log_total)
+    of_p = at_label + label_smoothing * average if BY_CLASS else 1.0
+    return loss, of_p + 2 * squared * lse
+
+
+@triton.jit
+def _d_of_row(  # type: ignore[no-untyped-def]
+    p, columns, label, class_weights, vocabulary, of_p, by_label, label_smoothing,
     BY_CLASS: tl.constexpr, SMOOTHED: tl.constexpr,
 ):  # fmt: skip
     """A row's d_logits of a loss, before softcap, weight and scale; `columns` of the vocabulary."""
-    share = everywhere
+    share = label_smoothing / vocabulary
     if SMOOTHED and BY_CLASS:
         by = tl.load(class_weights + columns, mask=columns < vocabulary, other=0.0)
-        share = everywhere * by
+        share = share * by
+    at_label = (1 - label_smoothing) * by_label
     return of_p * p - tl.where(columns == label, at_label + share, share)
 
 
 @triton.jit
 def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
-    logits, target, token_weights, class_weights, scale, losses, hits, statistics,
-    vocabulary, row_stride, ignore_index, label_smoothing, z_loss, softcap, by_temperature,
+    logits, target, token_weights, class_weights, scale, losses, hits, vocabulary, row_stride,
+    ignore_index, label_smoothing, z_loss, softcap,
     GRADIENT: tl.constexpr, WEIGHTED: tl.constexpr, BY_CLASS: tl.constexpr, SMOOTHED: tl.constexpr,
-    CAPPED: tl.constexpr, COUNTED: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+    CAPPED: tl.constexpr, COUNTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row: its loss, where COUNTED whether it is a hit, where GRADIENT d_logits over logits,
-    else its statistics, with the entropy where ENTROPY.
-    """
+    """One row: its loss, where COUNTED whether it is a hit, where GRADIENT d_logits over logits."""
     row = tl.program_id(0)
     label = tl.load(target + row)
     logits += row.to(tl.int64) * row_stride
@@ -167,26 +182,22 @@ def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
         weighed = tl.zeros((BLOCK // 4,), dtype=tl.float32)
         in_vocabulary = (label >= 0) & (label < vocabulary)
         beaten = tl.zeros((BLOCK,), dtype=tl.int32)
-        below = tl.zeros((BLOCK,), dtype=tl.float32)  # Σ exp(x − largest) (x − largest)
         if COUNTED:
             own = tl.load(logits + label, mask=in_vocabulary, other=float("nan")).to(tl.float32)
-            own = _logit(own, softcap, by_temperature, CAPPED)
+            own = _softcapped(own, softcap, CAPPED)
             beaten += (own != own).to(tl.int32)
         for start in range(0, row_stride, BLOCK):
             columns = start + lanes
             # Up to the row's stride, which is a round number: loads stay 16 bytes wide.
             inside = columns < row_stride
             x = tl.load(logits + columns, mask=inside, other=0.0, eviction_policy="evict_last")
-            x = _logit(x.to(tl.float32), softcap, by_temperature, CAPPED)
+            x = _softcapped(x.to(tl.float32), softcap, CAPPED)
             x = tl.where(columns < vocabulary, x, float("-inf"))
             if COUNTED:
                 ahead = (x > own) | (x != x) | ((x == own) & (columns < label))  # NaN is ahead
                 beaten |= ahead.to(tl.int32)
             step = x - largest
             decay = tl.exp(-tl.abs(step))
-            if ENTROPY:  # of a logit of -inf 0, as the limit has it
-                fallen, here = decay * (below - step * total), decay * tl.maximum(step, -3.0e38)
-                below = tl.where(step > 0, fallen, below + here)
             total = tl.where(step > 0, total * decay + 1, total + decay)
             largest = tl.maximum(largest, x)
             if SMOOTHED:
@@ -197,33 +208,16 @@ def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
                     x *= by
                 shares += tl.sum(x.reshape(BLOCK // 4, 4), axis=1)
         m = tl.max(largest)
-        drop = largest - m
-        if ENTROPY:
-            below = tl.sum((below + drop * total) * tl.exp(drop))
-        total = tl.sum(total * tl.exp(drop))
+        total = tl.sum(total * tl.exp(largest - m))
         correct = tl.load(logits + label, mask=in_vocabulary, other=float("nan")).to(tl.float32)
-        correct = _logit(correct, softcap, by_temperature, CAPPED)
-        log_total = tl.log(total)
-        lse = m + log_total
-        at_label = 1 - label_smoothing
-        squared = z_loss
+        correct = _softcapped(correct, softcap, CAPPED)
+        by_label = 1.0
         if BY_CLASS:
             by_label = tl.load(class_weights + label, mask=in_vocabulary, other=0.0)
-            at_label *= by_label
-            squared *= by_label
-        loss = at_label * (m - correct + log_total) + squared * lse * lse
-        of_p = 1.0
-        if SMOOTHED:
-            mean = tl.sum(shares) / vocabulary
-            if BY_CLASS:
-                average = tl.sum(weighed) / vocabulary
-                loss += label_smoothing * (average * m - mean + average * log_total)
-                of_p = at_label + label_smoothing * average
-            else:
-                loss += label_smoothing * (m - mean + log_total)
-        if BY_CLASS and not SMOOTHED:
-            of_p = at_label
-        of_p += 2 * squared * lse
+        loss, of_p = _loss_of_row(
+            m, tl.log(total), correct, by_label, tl.sum(shares), tl.sum(weighed), vocabulary,
+            label_smoothing, z_loss, BY_CLASS, SMOOTHED,
+        )  # fmt: skip
         if COUNTED:
             tl.store(hits + row, 1.0 - tl.max(beaten).to(tl.float32))
         factor = tl.load(scale)
@@ -234,62 +228,147 @@ def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
         tl.store(losses + row, loss)
         if GRADIENT:
             tl.debug_barrier()  # no logit is overwritten that another thread has yet to read
-            everywhere = label_smoothing / vocabulary
             inverse = 1 / total
             for start in range(0, row_stride, BLOCK):
                 columns = start + lanes
                 inside = columns < row_stride
                 x = tl.load(logits + columns, mask=inside, eviction_policy="evict_first")
                 x = x.to(tl.float32)
-                p = tl.exp(_logit(x, softcap, by_temperature, CAPPED) - m) * inverse
-                d = factor * _of_probability(
-                    p, columns, label, class_weights, vocabulary, of_p, at_label, everywhere,
+                p = tl.exp(_softcapped(x, softcap, CAPPED) - m) * inverse
+                d = factor * _d_of_row(
+                    p, columns, label, class_weights, vocabulary, of_p, by_label, label_smoothing,
                     BY_CLASS, SMOOTHED,
                 )  # fmt: skip
                 if CAPPED:
                     d *= _softcap_derivative(x, softcap)
                 tl.store(logits + columns, d.to(logits.dtype.element_ty), mask=inside)
-        else:
-            statistics += row * 4
-            tl.store(statistics, m)
-            tl.store(statistics + 1, log_total)
-            if ENTROPY:
-                tl.store(statistics + 2, log_total - below / total)
-            tl.store(statistics + 3, of_p)
 
 
 @triton.jit
 def _by_token_kernel(  # type: ignore[no-untyped-def]
-    logits, target, upstream, entropy_upstream, class_weights, statistics,
-    vocabulary, first, width, row_stride, ignore_index, label_smoothing, softcap, by_temperature,
+    logits, target, class_weights, statistics, vocabulary, first, classes, row_stride, ignore_index,
+    label_smoothing, z_loss, softcap, by_temperature,
+    BY_CLASS: tl.constexpr, SMOOTHED: tl.constexpr, CAPPED: tl.constexpr, ENTROPY: tl.constexpr,
+    COUNTED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A row's logits, of a slice of the vocabulary from `first` on, merged into its statistics; the
+    last slice finishes them. Those of an ignored token stay 0.
+    """
+    row, tokens = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    label = tl.load(target + row)
+    if label != ignore_index:
+        logits += row * row_stride
+        statistics += row
+        later, own = first > 0, label - first
+        is_here = (own >= 0) & (own < classes)
+        # 16 bytes side by side are one thread's, and share a maximum and sums. The first of these
+        # groups goes on with the sums of the slices before.
+        group: tl.constexpr = 128 // logits.dtype.element_ty.primitive_bitwidth
+        groups: tl.constexpr = BLOCK // group
+        none, goes_on = tl.zeros((groups,), dtype=tl.float32), tl.arange(0, groups) == 0
+        largest = none + tl.load(statistics, mask=later, other=-3.0e38)
+        total = tl.where(goes_on, tl.load(statistics + tokens), 0.0)
+        below = tl.where(goes_on, tl.load(statistics + 2 * tokens), 0.0)
+        shares = tl.where(goes_on, tl.load(statistics + 4 * tokens), 0.0)
+        weighed = tl.where(goes_on, tl.load(statistics + 6 * tokens), 0.0)
+        earlier = none + tl.load(statistics + 5 * tokens, mask=later, other=float("-inf"))
+        correct = tl.load(logits + own, mask=is_here, other=0.0).to(tl.float32)
+        correct = _softcapped(correct, softcap, CAPPED) * by_temperature
+        known = tl.load(statistics + 3 * tokens, mask=later, other=float("nan"))
+        correct = tl.where(is_here, correct, known)
+        for start in range(0, classes, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            inside = columns < classes
+            # Up to the row's stride, which is a round number: loads stay 16 bytes wide.
+            x = tl.load(logits + columns, mask=columns < row_stride, other=0.0).to(tl.float32)
+            x = tl.where(inside, _softcapped(x, softcap, CAPPED) * by_temperature, float("-inf"))
+            if COUNTED:
+                before = tl.where(columns < own, x, float("-inf")).reshape(groups, group)
+                earlier = tl.maximum(earlier, tl.max(before, axis=1))
+            if SMOOTHED:
+                share = tl.where(inside, x, 0.0)
+                if BY_CLASS:
+                    by = tl.load(class_weights + first + columns, mask=inside, other=0.0)
+                    weighed += tl.sum(by.reshape(groups, group), axis=1)
+                    share *= by
+                shares += tl.sum(share.reshape(groups, group), axis=1)
+            x = x.reshape(groups, group)
+            m = tl.maximum(largest, tl.max(x, axis=1))
+            step, drop = x - m[:, None], largest - m
+            e, decay = tl.exp(step), tl.exp(drop)
+            if ENTROPY:  # Σ exp(x − m) (x − m); of a logit of -inf 0, as the limit has it
+                here = tl.sum(e * tl.maximum(step, -3.0e38), axis=1)
+                below = decay * (below + drop * total) + here
+            total = decay * total + tl.sum(e, axis=1)
+            largest = m
+        m = tl.max(largest)
+        drop = largest - m
+        if ENTROPY:
+            below = tl.sum((below + drop * total) * tl.exp(drop))
+        total = tl.sum(total * tl.exp(drop))
+        tl.store(statistics, m)
+        if first + classes < vocabulary:
+            tl.store(statistics + tokens, total)
+            if ENTROPY:
+                tl.store(statistics + 2 * tokens, below)
+            tl.store(statistics + 3 * tokens, correct)
+            if SMOOTHED:
+                tl.store(statistics + 4 * tokens, tl.sum(shares))
+                tl.store(statistics + 6 * tokens, tl.sum(weighed))
+            if COUNTED:
+                tl.store(statistics + 5 * tokens, tl.max(earlier))
+        else:
+            log_total, by_label = tl.log(total), 1.0
+            if BY_CLASS:
+                by_label = tl.load(class_weights + label, mask=correct == correct, other=0.0)
+            loss, of_p = _loss_of_row(
+                m, log_total, correct, by_label, tl.sum(shares), tl.sum(weighed), vocabulary,
+                label_smoothing, z_loss, BY_CLASS, SMOOTHED,
+            )  # fmt: skip
+            tl.store(statistics + tokens, log_total)
+            if ENTROPY:
+                tl.store(statistics + 2 * tokens, log_total - below / total)
+            tl.store(statistics + 3 * tokens, of_p)
+            tl.store(statistics + 4 * tokens, loss)
+            if COUNTED:  # NaN is ahead
+                is_hit = (correct == m) & (tl.max(earlier) < m) & (total == total)
+                tl.store(statistics + 5 * tokens, is_hit.to(tl.float32))
+
+
+@triton.jit
+def _by_token_backward_kernel(  # type: ignore[no-untyped-def]
+    logits, target, class_weights, statistics, upstream, entropy_upstream, vocabulary, first,
+    classes, row_stride, ignore_index, label_smoothing, z_loss, softcap, by_temperature,
     BY_CLASS: tl.constexpr, SMOOTHED: tl.constexpr, CAPPED: tl.constexpr, ENTROPY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """BLOCK logits of a row, of a slice of the vocabulary from `first` on: d_logits over them."""
-    row = tl.program_id(0).to(tl.int64)
+    row, tokens = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = lanes < row_stride
     logits += row * row_stride + lanes
-    x = tl.load(logits, mask=lanes < width, other=0.0).to(tl.float32)
+    x = tl.load(logits, mask=inside, other=0.0).to(tl.float32)
     label = tl.load(target + row)
-    statistics += row * 4
-    log_p = _logit(x, softcap, by_temperature, CAPPED) - tl.load(statistics)
-    log_p -= tl.load(statistics + 1)
+    statistics += row
+    # Chosen from, so that no product is fused with the difference: of the largest it is 0.
+    log_p = tl.where(inside, _softcapped(x, softcap, CAPPED) * by_temperature, 0.0)
+    log_p = log_p - tl.load(statistics) - tl.load(statistics + tokens)
     p = tl.exp(log_p)
-    at_label = 1 - label_smoothing
+    by_label = 1.0
     if BY_CLASS:
         in_vocabulary = (label >= 0) & (label < vocabulary)
-        at_label *= tl.load(class_weights + label, mask=in_vocabulary, other=0.0)
-    d = tl.load(upstream + row) * _of_probability(
-        p, first + lanes, label, class_weights, vocabulary, tl.load(statistics + 3), at_label,
-        label_smoothing / vocabulary, BY_CLASS, SMOOTHED,
+        by_label = tl.load(class_weights + label, mask=in_vocabulary, other=0.0)
+    d = tl.load(upstream + row) * _d_of_row(
+        p, first + lanes, label, class_weights, vocabulary, tl.load(statistics + 3 * tokens),
+        by_label, label_smoothing, BY_CLASS, SMOOTHED,
     )  # fmt: skip
     if ENTROPY:
-        entropy = tl.load(statistics + 2)
+        entropy = tl.load(statistics + 2 * tokens)
         d -= tl.load(entropy_upstream + row) * p * (tl.maximum(log_p, -3.0e38) + entropy)
     if CAPPED:
         d *= _softcap_derivative(x, softcap)
     d = tl.where(label == ignore_index, 0.0, d * by_temperature)
-    tl.store(logits, d.to(logits.dtype.element_ty), mask=lanes < width)
+    tl.store(logits, d.to(logits.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -426,8 +505,7 @@ def plan(tokens: int, weight: Tensor, wants_weight: bool = True, memory: int = B
 
 
 def slices(tokens: int, weight: Tensor, memory: int = BALANCED) -> Plan:
-    """The plan of a backward of losses by token, over the fewest slices of the vocabulary that fit
-    into the memory, or the one that takes least.
+    """The plan of losses by token, over the fewest slices of the vocabulary within the memory.
 
     Args:
         tokens: of a slice, which are all.
@@ -436,6 +514,9 @@ def slices(tokens: int, weight: Tensor, memory: int = BALANCED) -> Plan:
 
     Returns:
         The plan, whose `rows` are the weight's in a slice, and `sums` what d_hidden is summed in.
+
+    Raises:
+        ValueError: fewer bytes than the narrowest slices take.
     """
     (vocabulary, hidden), dtype = weight.shape, weight.dtype
     unit = ROW_BYTES // dtype.itemsize
@@ -453,35 +534,38 @@ def slices(tokens: int, weight: Tensor, memory: int = BALANCED) -> Plan:
     if whole.memory <= budget:
         return whole
     most = max((budget - half_sum_bytes) // (tokens * ROW_BYTES), 1)
-    sliced = plan_of_pieces(cdiv(pieces, cdiv(pieces, most)))
-    return whole if whole.memory < sliced.memory else sliced
+    least = min(whole, plan_of_pieces(cdiv(pieces, cdiv(pieces, most))), key=lambda p: p.memory)
+    if 0 < memory < least.memory:
+        raise ValueError(
+            f"memory must be at least {least.memory} bytes for the losses of {tokens} tokens and "
+            f"{dtype} weight {tuple(weight.shape)}, got {memory}: give more, or 'least'"
+        )
+    return least
 
 
-def _refuse_rows(logits: Tensor, stride: int, **vectors: tuple[Tensor | None, int]) -> None:
-    """Raise where rows of logits, or vectors and the sizes that are theirs, do not fit."""
+def _refuse_rows(logits: Tensor, stride: int, **vectors: tuple[Tensor | None, Any]) -> None:
+    """Raise where rows of logits, or vectors and the shapes that are theirs, do not fit."""
     if logits.dtype not in KERNEL_DTYPES or logits.stride() != (stride, 1):
         raise ValueError(
             f"logits {tuple(logits.shape)} must be of stride ({stride}, 1) and one of "
             f"{', '.join(map(str, KERNEL_DTYPES))}; got {logits.stride()}, {logits.dtype}"
         )
-    for name, (vector, size) in vectors.items():
+    for name, (vector, shape) in vectors.items():
         dtype = torch.int64 if name == "target" else torch.float32
         if vector is None:
             continue
-        shape = (size, STATISTICS) if name == "statistics" else (size,)
         if vector.shape != shape or vector.dtype != dtype or not vector.is_contiguous():
             raise ValueError(
-                f"{name} must be {shape}, {dtype}, contiguous; got {tuple(vector.shape)}, "
+                f"{name} must be {tuple(shape)}, {dtype}, contiguous; got {tuple(vector.shape)}, "
                 f"{vector.dtype}, stride {vector.stride()}"
             )
 
 
 def cross_entropy_rows(
     logits: Tensor, target: Tensor, token_weights: Tensor | None, class_weights: Tensor | None,
-    scale: Tensor, losses: Tensor, hits: Tensor | None, statistics: Tensor | None,
-    settings: Settings,
+    scale: Tensor, losses: Tensor, hits: Tensor | None, settings: Settings, *, gradient: bool,
 ) -> None:  # fmt: skip
-    """Fill the rows' losses and hits, and their statistics, or write d_logits over the logits.
+    """Fill the rows' losses and hits, and where `gradient` is set write d_logits over the logits.
 
     Args:
         logits: (rows, vocabulary), rows contiguous and `row_stride` apart.
@@ -491,8 +575,8 @@ def cross_entropy_rows(
         scale: a scalar tensor, fp32: what d_logits are multiplied by.
         losses: (rows,), fp32.
         hits: (rows,), fp32, or None where they are not wanted.
-        statistics: (rows, STATISTICS), fp32, or None where d_logits are wanted.
         settings: of the loss.
+        gradient: whether d_logits are wanted.
 
     Raises:
         ValueError: a shape, stride or dtype that does not fit.
@@ -500,85 +584,83 @@ def cross_entropy_rows(
     rows, vocabulary = logits.shape
     stride = row_stride(vocabulary, logits.itemsize)
     _refuse_rows(
-        logits, stride, target=(target, rows), losses=(losses, rows), hits=(hits, rows),
-        token_weights=(token_weights, rows), class_weights=(class_weights, vocabulary),
-        statistics=(statistics, rows),
+        logits, stride, target=(target, (rows,)), losses=(losses, (rows,)), hits=(hits, (rows,)),
+        token_weights=(token_weights, (rows,)), class_weights=(class_weights, (vocabulary,)),
     )  # fmt: skip
     if rows == 0:
         return
-    numbers = settings.ignore_index, *map(float, settings[1:4]), 1 / settings.temperature
+    numbers = settings.ignore_index, *map(float, settings[1:4])
     constants = {
-        "GRADIENT": statistics is None, "WEIGHTED": token_weights is not None,
+        "GRADIENT": gradient, "WEIGHTED": token_weights is not None,
         "BY_CLASS": class_weights is not None, "SMOOTHED": settings.label_smoothing != 0,
         "CAPPED": settings.softcap != 0, "COUNTED": hits is not None,
-        "ENTROPY": settings.wants_entropy,
     }  # fmt: skip
 
     def make() -> Launch:
         arch = architecture(logits.device) if logits.is_cuda else 0
-        more = any(constants[name] for name in ("CAPPED", "BY_CLASS", "COUNTED", "ENTROPY"))
+        more = constants["CAPPED"] or constants["BY_CLASS"] or constants["COUNTED"]
         block, warps = block_and_warps(stride, logits.itemsize, arch, more)
-        if more and statistics is not None and logits.itemsize == 2:  # sm_80 and 100 would spill
-            block, warps = block // 2, max(warps // 2, 4)
         scalars, cut = (vocabulary, stride, *numbers), {"BLOCK": block}
         config, programs = Config(num_warps=warps), (rows, 1, 1)
         return Launch(_cross_entropy_kernel, config, programs, (), scalars, constants | cut)
 
     # What it does not read, it is given the losses for.
     by_token = losses if token_weights is None else token_weights
-    by_class, hit, kept = (
-        losses if given is None else given for given in (class_weights, hits, statistics)
-    )
-    matrices = logits, target, by_token, by_class, scale, losses, hit, kept
+    by_class, hit = (losses if given is None else given for given in (class_weights, hits))
+    matrices = logits, target, by_token, by_class, scale, losses, hit
     key = "loss", rows, vocabulary, *numbers, *constants.values(), logits.dtype, logits.device
     launch_for(key, make, *matrices)(*matrices)
 
 
 def by_token_rows(
-    logits: Tensor, target: Tensor, upstream: Tensor, entropy_upstream: Tensor | None,
-    class_weights: Tensor | None, statistics: Tensor, first: int, vocabulary: int,
-    settings: Settings,
+    logits: Tensor, target: Tensor, class_weights: Tensor | None, statistics: Tensor, first: int,
+    vocabulary: int, settings: Settings, upstream: Tensor | None = None,
+    entropy_upstream: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Write d_logits over the logits of rows, of the classes from `first` on.
+    """Merge the logits of rows, of the classes from `first` on, into the rows' statistics; or write
+    d_logits over them, where an upstream is given.
 
     Args:
         logits: (rows, classes), rows contiguous and a multiple of ROW_BYTES apart.
-        target: (rows,), int64.
-        upstream: (rows,), fp32, the gradients of the losses.
-        entropy_upstream: (rows,), fp32, those of the entropies, or None where there are none.
+        target: (rows,), int64. One outside the vocabulary makes its row's loss NaN.
         class_weights: (vocabulary,), fp32, or None for ones.
-        statistics: (rows, STATISTICS), fp32, as `cross_entropy_rows` left them.
+        statistics: (STATISTICS, rows), fp32; zeros, then what the slices before left in them, one
+            after another from class 0 on; whole for d_logits.
         first: the class of the first column.
         vocabulary: how many classes there are.
         settings: of the loss.
+        upstream: (rows,), fp32, the gradients of the losses.
+        entropy_upstream: (rows,), fp32, those of the entropies, or None where there are none.
 
     Raises:
         ValueError: a shape, stride or dtype that does not fit.
     """
     (rows, classes), stride = logits.shape, logits.stride(0)
     _refuse_rows(
-        logits, row_stride(stride, logits.itemsize), target=(target, rows),
-        upstream=(upstream, rows), entropy_upstream=(entropy_upstream, rows),
-        statistics=(statistics, rows), class_weights=(class_weights, vocabulary),
+        logits, row_stride(stride, logits.itemsize), target=(target, (rows,)),
+        upstream=(upstream, (rows,)), entropy_upstream=(entropy_upstream, (rows,)),
+        statistics=(statistics, (STATISTICS, rows)), class_weights=(class_weights, (vocabulary,)),
     )  # fmt: skip
     if rows == 0:
         return
-    width = row_stride(classes, logits.itemsize)  # a round number: loads are 16 bytes wide
-    numbers = (
-        vocabulary, first, width, stride, settings.ignore_index, float(settings.label_smoothing),
-        float(settings.softcap), 1 / settings.temperature,
-    )  # fmt: skip
-    constants = {
+    numbers = vocabulary, first, classes, stride, settings.ignore_index, *map(float, settings[1:4])
+    numbers = *numbers, 1 / settings.temperature
+    constants: dict[str, int] = {
         "BY_CLASS": class_weights is not None, "SMOOTHED": settings.label_smoothing != 0,
-        "CAPPED": settings.softcap != 0, "ENTROPY": entropy_upstream is not None,
-        "BLOCK": SCALED_BLOCK,
+        "CAPPED": settings.softcap != 0, "ENTROPY": settings.wants_entropy, "BLOCK": SCALED_BLOCK,
     }  # fmt: skip
-    config, programs = Config(num_warps=SCALED_WARPS), (rows, cdiv(width, SCALED_BLOCK), 1)
-    make = partial(Launch, _by_token_kernel, config, programs, (), numbers, constants)
-    of_entropy, by_class = (  # what it does not read, it is given `upstream` for
-        upstream if given is None else given for given in (entropy_upstream, class_weights)
-    )
-    matrices = logits, target, upstream, of_entropy, by_class, statistics
+    # What it does not read, it is given the statistics for.
+    by_class = statistics if class_weights is None else class_weights
+    matrices: tuple[Tensor, ...] = logits, target, by_class, statistics
+    if upstream is None:
+        kernel, programs = _by_token_kernel, (rows, 1, 1)
+        constants["COUNTED"] = settings.wants_hits
+    else:
+        kernel, programs = _by_token_backward_kernel, (rows, cdiv(classes, SCALED_BLOCK), 1)
+        constants["ENTROPY"] = entropy_upstream is not None
+        matrices += upstream, statistics if entropy_upstream is None else entropy_upstream
+    config = Config(num_warps=SCALED_WARPS)
+    make = partial(Launch, kernel, config, programs, (), numbers, constants)
     key = "by token", rows, *numbers, *constants.values(), logits.dtype, logits.device
     launch_for(key, make, *matrices)(*matrices)
 
@@ -623,26 +705,12 @@ def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype)
     return torch.addmm(total, a, b, **wide, out=total)
 
 
-def _logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, rows: int, classes: int
-) -> Tensor:
-    """hidden Wᵀ + b, in `out` if there is one; by products of so many rows and classes."""
-    if out is None or _is_faster_split(hidden, weight.t()):
-        return _product(hidden, weight.t(), out, bias)
-    for i in range(0, out.shape[0], max(rows, 1)):
-        for j in range(0, out.shape[1], classes):
-            block, part = slice(i, i + rows), slice(j, j + classes)
-            b = None if bias is None else bias[part]
-            _product(hidden[block], weight[part].t(), out[block, part], b)
-    return out
-
-
 def losses_and_gradients(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
     token_weights: Tensor | None, class_weights: Tensor | None, scale: Tensor,
     wants: tuple[bool, ...], settings: Settings,
-) -> tuple[Tensor, Tensor | None, Tensor | None, list[Tensor | None]]:  # fmt: skip
-    """Losses and hits (tokens,), statistics where no gradient is wanted, and d_hidden, d_W and d_b.
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Losses and hits (tokens,), d_hidden, d_W and d_b, each but the first if it is wanted.
 
     The gradients are multiplied by `scale`; which of the three are wanted is in `wants`.
     """
@@ -651,15 +719,12 @@ def losses_and_gradients(
     if target.data_ptr() % 16:  # as labels without the first: a copy costs less than Triton's start
         target = target.clone()
     rows, sums, _ = plan(tokens, weight, wants_weight, settings.memory)
-    # Of losses by token in the blocks of their backward.
-    classes = vocabulary if any(wants) else slices(tokens, weight, settings.memory).rows
     stride = row_stride(vocabulary, dtype.itemsize)
     # A split product makes its own result, which serves where rows need no padding.
     padded = stride != vocabulary or not _is_faster_split(hidden[:rows], weight.t())
     buffer = hidden.new_empty(rows if padded else 0, stride)
     losses = hidden.new_empty(tokens, dtype=torch.float32)
     hits = torch.empty_like(losses) if settings.wants_hits else None
-    statistics = None if any(wants) else losses.new_zeros(tokens, STATISTICS)
     d_hidden = hidden.new_empty(hidden.shape) if wants_hidden else None
     no_sum = weight.new_zeros(weight.shape, dtype=sums) if wants_weight and not tokens else None
     d_weight: Tensor | None = no_sum
@@ -667,11 +732,12 @@ def losses_and_gradients(
     for start in range(0, tokens, max(rows, 1)):
         part = slice(start, start + rows)
         h, weights = hidden[part], None if token_weights is None else token_weights[part]
-        hit, kept = (None if given is None else given[part] for given in (hits, statistics))
+        hit = None if hits is None else hits[part]
         out = buffer[: h.shape[0], :vocabulary] if padded else None
-        logits = _logits(h, weight, bias, out, rows, classes)
+        logits = _product(h, weight.t(), out, bias)
         cross_entropy_rows(
-            logits, target[part], weights, class_weights, scale, losses[part], hit, kept, settings
+            logits, target[part], weights, class_weights, scale, losses[part], hit, settings,
+            gradient=any(wants),
         )  # fmt: skip
         if d_hidden is not None:
             _product(logits, weight, out=d_hidden[part])
@@ -680,24 +746,27 @@ def losses_and_gradients(
         if d_bias is not None:
             d_bias += logits.sum(0, dtype=torch.float32)
         del logits  # before the next chunk's are allocated
-    return losses, hits, statistics, [d_hidden, d_weight, d_bias]
+    return losses, hits, d_hidden, d_weight, d_bias
 
 
-def gradients_by_token(
+def slices_by_token(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
-    class_weights: Tensor | None, statistics: Tensor, upstream: Tensor,
-    entropy_upstream: Tensor | None, wants: tuple[bool, ...], settings: Settings,
+    class_weights: Tensor | None, statistics: Tensor, upstream: Tensor | None, wants: list[bool],
+    entropy_upstream: Tensor | None, settings: Settings,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """d_hidden, d_W and d_b, each if it is in `wants`, of what `by_token_rows` takes."""
-    tokens, (vocabulary, _), dtype = hidden.shape[0], weight.shape, hidden.dtype
+    """All slices by `by_token_rows`, and with an upstream d_hidden, d_W and d_b, each if it is in
+    `wants`.
+
+    The products are the same without an upstream and with one, so that both passes round logits
+    alike.
+    """
+    (tokens, _), vocabulary = hidden.shape, weight.shape[0]
     wants_hidden, wants_weight, wants_bias = wants
     target = target.clone() if target.data_ptr() % 16 else target
     classes, sums, _ = slices(tokens, weight, settings.memory)
-    rows = plan(tokens, weight, False, settings.memory).rows
-    padded = row_stride(vocabulary, dtype.itemsize) != vocabulary or not _is_faster_split(
-        hidden, weight[:classes].t()
-    )
-    buffer = hidden.new_empty(tokens if padded else 0, row_stride(classes, dtype.itemsize))
+    split = _is_faster_split(hidden, weight[:classes].t())
+    padded = not split or row_stride(vocabulary, hidden.itemsize) != vocabulary
+    buffer = hidden.new_empty(tokens if padded else 0, row_stride(classes, hidden.itemsize))
     d_hidden: Tensor | None = None
     d_weight = weight.new_empty(weight.shape) if wants_weight else None
     d_bias = weight.new_empty(vocabulary) if wants_bias else None
@@ -705,10 +774,10 @@ def gradients_by_token(
         part = slice(first, first + classes)
         w, b = weight[part], None if bias is None else bias[part]
         out = buffer[:, : w.shape[0]] if padded else None
-        logits = _logits(hidden, w, b, out, rows, classes)
+        logits = _product(hidden, w.t(), out, b)
         by_token_rows(
-            logits, target, upstream, entropy_upstream, class_weights, statistics, first,
-            vocabulary, settings,
+            logits, target, class_weights, statistics, first, vocabulary, settings, upstream,
+            entropy_upstream,
         )  # fmt: skip
         if wants_hidden:
             d_hidden = _add_product(d_hidden, logits, w, sums)
@@ -716,6 +785,6 @@ def gradients_by_token(
             _product(logits.t(), hidden, out=d_weight[part])
         if d_bias is not None:
             d_bias[part] = logits.sum(0, dtype=torch.float32)
-        del logits  # before the next slice's are allocated
-    del buffer, out  # before d_hidden's sum is rounded
-    return None if d_hidden is None else d_hidden.to(dtype), d_weight, d_bias
+        del logits, out  # before the next slice's are allocated
+    del buffer  # before d_hidden's sum is rounded
+    return None if d_hidden is None else d_hidden.to(hidden.dtype), d_weight, d_bias

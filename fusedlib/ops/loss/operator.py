@@ -29,9 +29,9 @@ from fusedlib.ops.loss.kernels import (
     STATISTICS,
     Settings,
     fill_scaled,
-    gradients_by_token,
     losses_and_gradients,
     plan,
+    slices_by_token,
 )
 
 
@@ -62,10 +62,11 @@ def _forward(
         if hidden.dtype == torch.float16:  # d_logits of weights that are 1 in the mean, then 1/n
             count = valid.sum(dtype=torch.float32)
             scale, factor = count / total, count.clamp_min(1).reciprocal()
-    losses, hits, _, (d_hidden, d_weight, d_bias) = losses_and_gradients(
+    losses, hits, *gradients = losses_and_gradients(
         hidden, weight, bias, target, token_weights, class_weights, scale, tuple(wants), settings
     )
     loss = losses.sum() if total is None else losses.sum() / total
+    d_hidden, d_weight, d_bias = gradients
     return loss, hits, factor.clone(), d_hidden, d_weight, d_bias
 
 
@@ -75,24 +76,12 @@ def _forward_by_token(
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:  # fmt: skip
     """Losses and, if wanted, hits and entropies (tokens,), fp32; and the tokens' statistics."""
     _check_targets(target, target != settings.ignore_index, weight.shape[0])
-    one = torch.ones((), dtype=torch.float32, device=hidden.device)
-    nothing = False, False, False
-    losses, hits, statistics, _ = losses_and_gradients(
-        hidden, weight, bias, target, None, class_weights, one, nothing, settings
-    )
-    assert statistics is not None
-    return losses, hits, statistics[:, 2].clone() if settings.wants_entropy else None, statistics
-
-
-def _backward_by_token(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
-    class_weights: Tensor | None, statistics: Tensor, upstream: Tensor,
-    entropy_upstream: Tensor | None, wants: list[bool], settings: Settings,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    return gradients_by_token(
-        hidden, weight, bias, target, class_weights, statistics, upstream, entropy_upstream,
-        tuple(wants), settings,
-    )  # fmt: skip
+    statistics = hidden.new_zeros(STATISTICS, hidden.shape[0], dtype=torch.float32)
+    operands = hidden, weight, bias, target, class_weights, statistics
+    slices_by_token(*operands, None, [False] * 3, None, settings)
+    hits = statistics[5].clone() if settings.wants_hits else None
+    entropies = statistics[2].clone() if settings.wants_entropy else None
+    return statistics[4].clone(), hits, entropies, statistics
 
 
 def _scaled(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -125,13 +114,13 @@ def _shapes_by_token(
     losses = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
     wanted = settings.wants_hits, settings.wants_entropy
     hits, entropies = (torch.empty_like(losses) if want else None for want in wanted)
-    return losses, hits, entropies, losses.new_empty(hidden.shape[0], STATISTICS)
+    return losses, hits, entropies, losses.new_empty(STATISTICS, hidden.shape[0])
 
 
 def _shapes_by_token_backward(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
-    class_weights: Tensor | None, statistics: Tensor, upstream: Tensor,
-    entropy_upstream: Tensor | None, wants: list[bool], settings: Settings,
+    class_weights: Tensor | None, statistics: Tensor, upstream: Tensor | None, wants: list[bool],
+    entropy_upstream: Tensor | None, settings: Settings,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     shapes = hidden.shape, weight.shape, weight.shape[:1]
     return tuple(hidden.new_empty(s) if w else None for s, w in zip(shapes, wants, strict=True))
@@ -194,7 +183,7 @@ def _gradients_by_token(
         return nothing
     operands, wants = saved_operands(ctx), list(ctx.needs_input_grad[:3])
     gradients = linear_cross_entropy_by_token_backward(
-        *operands, upstream.contiguous(), entropy_upstream, wants, *ctx.settings
+        *operands, upstream.contiguous(), wants, entropy_upstream, *ctx.settings
     )
     finished = (d if want else None for d, want in zip(gradients, wants, strict=True))
     return *finished, *nothing[3:]
@@ -209,5 +198,5 @@ linear_cross_entropy_by_token = differentiable(
     _gradients_by_token,
 )  # fmt: skip
 linear_cross_entropy_by_token_backward = operator(
-    "linear_cross_entropy_by_token_backward", _backward_by_token, _shapes_by_token_backward
+    "linear_cross_entropy_by_token_backward", slices_by_token, _shapes_by_token_backward
 )
