@@ -176,7 +176,7 @@ def loss() -> None:
 
 @run("linear-log-probs")
 def log_probs() -> None:
-    """Chunks, slices and rows of several blocks, with an entropy and without."""
+    """Slices and rows of several blocks, with an entropy and without."""
     hidden, weight = (normal(n, 8, scale=0.5).requires_grad_() for n in (20, 16500))
     tokens = torch.randint(16500, (20,), device="cuda")
     tokens[::7] = -100

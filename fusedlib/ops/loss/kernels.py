@@ -534,7 +534,8 @@ def slices(tokens: int, weight: Tensor, memory: int = BALANCED) -> Plan:
     if whole.memory <= budget:
         return whole
     most = max((budget - half_sum_bytes) // (tokens * ROW_BYTES), 1)
-    least = min(whole, plan_of_pieces(cdiv(pieces, cdiv(pieces, most))), key=lambda p: p.memory)
+    sliced = plan_of_pieces(cdiv(pieces, cdiv(pieces, most)))
+    least = whole if whole.memory < sliced.memory else sliced
     if 0 < memory < least.memory:
         raise ValueError(
             f"memory must be at least {least.memory} bytes for the losses of {tokens} tokens and "
