@@ -14,6 +14,8 @@
     fusedlib.rope(q, k, cos, sin)                         rotary embedding of q and k
     fusedlib.linear_cross_entropy(hidden, weight, target) a model's loss without its logits
     fusedlib.LinearCrossEntropyLoss()                     the module
+    fusedlib.linear_log_probs(hidden, weight, tokens)     tokens' log-probabilities, and entropies
+    fusedlib.LinearLogProbs()                             the module
     fusedlib.warm_up(model)                               all kernels compiled before the first step
 
 Importing this package imports neither torch nor anything else. `fusedlib.bench` times anybody's
@@ -27,8 +29,12 @@ if TYPE_CHECKING:  # for type checkers, editors and the API reference
     from fusedlib.launch.fixed import fixed_weights
     from fusedlib.ops.linear.function import linear
     from fusedlib.ops.linear.module import Linear
-    from fusedlib.ops.loss.function import linear_cross_entropy, linear_cross_entropy_and_accuracy
-    from fusedlib.ops.loss.module import LinearCrossEntropyLoss
+    from fusedlib.ops.loss.function import (
+        linear_cross_entropy,
+        linear_cross_entropy_and_accuracy,
+        linear_log_probs,
+    )
+    from fusedlib.ops.loss.module import LinearCrossEntropyLoss, LinearLogProbs
     from fusedlib.ops.mlp.function import geglu_mlp, swiglu, swiglu_mlp
     from fusedlib.ops.mlp.module import GeGLUMLP, SwiGLUMLP
     from fusedlib.ops.norm.function import rms_norm
@@ -50,6 +56,8 @@ _PUBLIC = {
     "linear_cross_entropy": "fusedlib.ops.loss.function",
     "linear_cross_entropy_and_accuracy": "fusedlib.ops.loss.function",
     "LinearCrossEntropyLoss": "fusedlib.ops.loss.module",
+    "linear_log_probs": "fusedlib.ops.loss.function",
+    "LinearLogProbs": "fusedlib.ops.loss.module",
     "swiglu": "fusedlib.ops.mlp.function",
     "swiglu_mlp": "fusedlib.ops.mlp.function",
     "geglu_mlp": "fusedlib.ops.mlp.function",
@@ -61,6 +69,7 @@ __all__ = [
     "GeGLUMLP",
     "Linear",
     "LinearCrossEntropyLoss",
+    "LinearLogProbs",
     "RMSNorm",
     "SwiGLUMLP",
     "apply_to",
@@ -69,6 +78,7 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "linear_cross_entropy_and_accuracy",
+    "linear_log_probs",
     "rms_norm",
     "rope",
     "swiglu",

@@ -47,6 +47,24 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([turned.to(x.dtype), x[..., width:]], dim=-1)
 
 
+def linear_log_probs(
+    hidden: Tensor, weight: Tensor, tokens: Tensor, *,
+    bias: Tensor | None = None, temperature: float = 1.0, softcap: float | None = None,
+    ignore_index: int = -100,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """log p of the tokens and −Σ p log p, p = softmax(softcap(hidden Wᵀ + b) / temperature); 0 of
+    tokens that are ignored. Shapes and dtypes as of `linear_cross_entropy`.
+    """
+    logits = hidden @ weight.mT if bias is None else hidden @ weight.mT + bias
+    logits = logits if logits.dtype.itemsize > 4 else logits.float()
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    log_p = (logits / temperature).log_softmax(-1)
+    valid = tokens != ignore_index
+    chosen = log_p.gather(-1, tokens.where(valid, 0)[:, None])[:, 0]
+    return chosen.where(valid, 0), -(log_p.exp() * log_p).sum(-1).where(valid, 0)
+
+
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, target: Tensor, *,
     bias: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0,

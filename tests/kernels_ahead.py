@@ -189,7 +189,7 @@ def calls_of_rows(arch: int) -> Calls:
 
 
 def calls_of_loss(arch: int) -> Calls:
-    """`linear_cross_entropy`'s, at any vocabulary."""
+    """`linear_cross_entropy`'s and `linear_log_probs`', at any vocabulary."""
     kernels, cut = linear_cross_entropy, CUT
     kernels.block_and_warps = lambda stride, itemsize, _, more: cut(stride, itemsize, arch, more)
     variants = {  # weights, smoothing, softcap, gradient
@@ -213,6 +213,17 @@ def calls_of_loss(arch: int) -> Calls:
             gradient=gradient,
         )  # fmt: skip
         yield f"{dtype} {name}, {stride} a row", call
+    numbers, statistics = meta(300, dtype=FP32), meta(kernels.STATISTICS, 300, dtype=FP32)
+    for dtype, name, settings in (
+        (BF16, "log-probabilities", kernels.Settings(wants_entropy=True)),
+        (BF16, "everything", kernels.Settings(-100, 0.1, 1e-2, 30.0, -1, True, 0.7, True)),
+        (FP32, "everything", kernels.Settings(-100, 0.1, 1e-2, 30.0, -1, True, 0.7, True)),
+    ):
+        by_class = meta(128255, dtype=FP32) if name == "everything" else None
+        shared = meta(300, 30400, dtype=dtype), meta(300, dtype=torch.int64), by_class, statistics
+        for way, upstreams in ("alone", ()), ("backward", (numbers, numbers)):
+            call = partial(kernels.by_token_rows, *shared, 30400, 128255, settings, *upstreams)
+            yield f"{dtype} {name} by token, {way}", call
     factor, result = meta(1, dtype=FP32), meta(2**20)
     yield "scaled in place", partial(kernels.fill_scaled, result, result, factor)
     source = meta(2**20, dtype=FP32)

@@ -272,7 +272,9 @@ def check_accuracy_of_nan_is_no_hit(device: str) -> None:
         leaves["weight"][VOCABULARY - 2] = float("nan")  # of every token, behind all targets
         target[-1] = VOCABULARY - 3
     for own in (leaves, {name: leaf * float("nan") for name, leaf in leaves.items()}):
-        assert linear_cross_entropy_and_accuracy(**own, target=target)[1] == 0
+        for reduction in ("mean", "none"):
+            _, hits = linear_cross_entropy_and_accuracy(**own, target=target, reduction=reduction)
+            assert not hits.any()
 
 
 def check_gradients_of_a_mean_do_not_depend_on_the_weights_size(device: str) -> None:

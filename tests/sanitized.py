@@ -20,7 +20,7 @@ import llama_models
 from fusedlib import rms_norm, rope
 from fusedlib.ops.linear.split.product import split_product, split_product_of_stored
 from fusedlib.ops.loss import kernels as linear_cross_entropy_kernels
-from fusedlib.ops.loss.function import linear_cross_entropy
+from fusedlib.ops.loss.function import linear_cross_entropy, linear_log_probs
 from fusedlib.ops.mlp import configs as swiglu_configs
 from fusedlib.ops.mlp import route
 from fusedlib.ops.mlp.function import swiglu
@@ -171,6 +171,26 @@ def loss() -> None:
             near(losses, true)
             found = grad(losses.sum(), (hidden, weight))
             for one, other in zip(found, grad(true.sum(), wide), strict=True):
+                near(one, other)
+
+
+@run("linear-log-probs")
+def log_probs() -> None:
+    """Slices and rows of several blocks, with an entropy and without."""
+    hidden, weight = (normal(n, 8, scale=0.5).requires_grad_() for n in (20, 16500))
+    tokens = torch.randint(16500, (20,), device="cuda")
+    tokens[::7] = -100
+    wide = [t.detach().double().requires_grad_() for t in (hidden, weight)]
+    with patch.object(linear_cross_entropy_kernels, "LOGITS_BYTES", 400_000):
+        assert linear_cross_entropy_kernels.slices(20, weight).rows < 16500
+        for settings in ({"entropy": False}, {"temperature": 0.7, "softcap": 5.0}):
+            found = [
+                t for t in linear_log_probs(hidden, weight, tokens, **settings) if t is not None
+            ]
+            true = [t for t in linear_log_probs(*wide, tokens, **settings) if t is not None]
+            gradients = grad([t.sum() for t in found], (hidden, weight))
+            truth = grad([t.sum() for t in true], wide)
+            for one, other in zip((*found, *gradients), (*true, *truth), strict=True):
                 near(one, other)
 
 

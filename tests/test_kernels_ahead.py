@@ -21,7 +21,7 @@ ARCHITECTURES = sorted(device.SHARED_MEMORY)
 COUNTS = {
     "swiglu": {arch: 68 if arch == 90 else 31 for arch in ARCHITECTURES},
     "split": {arch: 12 if arch == 90 else 8 for arch in ARCHITECTURES},
-    "loss": dict.fromkeys(ARCHITECTURES, 10),
+    "loss": dict.fromkeys(ARCHITECTURES, 16),
     "hopper": {90: 16},
 }
 # Of `rows`: the usual width, and the one of each kernel that needs most registers.

@@ -66,6 +66,7 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "linear_forward": _linear,
     "linear_cross_entropy_forward": _loss,
     "linear_cross_entropy_by_token_forward": _linear,
+    "linear_cross_entropy_by_token_backward": _loss,
 }
 
 

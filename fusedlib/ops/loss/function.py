@@ -1,4 +1,5 @@
-"""The loss of a language model as a function of its last hidden states: fused, else PyTorch.
+"""The loss of a language model as a function of its last hidden states, and log-probabilities of
+tokens: fused, else PyTorch.
 
 The kernels run for bf16, fp16 and fp32 on NVIDIA GPUs from compute capability 8.0 on. Elsewhere,
 in float64, and under transforms of `torch.func` and forward-mode differentiation, the same lines
@@ -99,6 +100,73 @@ def linear_cross_entropy_and_accuracy(
     return _loss_and_accuracy(hidden, weight, target, **settings, wants_accuracy=True)
 
 
+def linear_log_probs(
+    hidden: Tensor, weight: Tensor, tokens: Tensor, *,
+    bias: Tensor | None = None, temperature: float = 1.0, softcap: float | None = None,
+    entropy: bool = True, ignore_index: int = -100,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Log-probabilities of chosen tokens and the entropy of each distribution, the logits never
+    stored as a whole: of a policy's training by GRPO, PPO and the like.
+
+        p = softmax(z)    z = softcap(hidden Wᵀ + b) / temperature    H = −Σ_c p_c log p_c
+
+    Both have gradients, computed from the logits once more, without a second derivative. All but
+    the logits, which have the inputs' dtype, is fp32; bounds of errors stand in
+    `fusedlib.ops.loss.kernels`. Beside operands and gradients the kernels take the logits of a
+    slice of the vocabulary, LOGITS_BYTES (512 MiB) or twice what d_hidden takes, and in backward an
+    fp32 sum of d_hidden. d_W is summed in fp32 and rounded once.
+
+    In TRL 1.16, whose trainers ask one function for log-probabilities, GRPO's, RLOO's and others'
+    have these from now on:
+
+        import trl.trainer.utils as trl
+        theirs = trl._ChunkedLogProbFunction
+        class Fused:
+            @staticmethod
+            def apply(hidden, weight, bias, tokens, temperature, rows, softcap, scale, outputs):
+                given = hidden, weight, bias, tokens, temperature, rows, softcap, scale, outputs
+                if scale != 1 or {*outputs} - {"log_probs", "entropy"}:
+                    return theirs.apply(*given)
+                settings = dict(bias=bias, temperature=temperature, softcap=softcap)
+                found = fusedlib.linear_log_probs(
+                    hidden, weight, tokens, **settings, entropy="entropy" in outputs)
+                return *found, None, None, None
+        trl._ChunkedLogProbFunction = Fused
+
+    Args:
+        hidden: (..., hidden), hidden at least 1.
+        weight: (vocabulary, hidden).
+        tokens: (...), int64, each in [0, vocabulary) or ignore_index. Others are an error: on a GPU
+            one of the device, which comes with a later call.
+        bias: (vocabulary,).
+        temperature: what logits are divided by, after the softcap.
+        softcap: κ of logits κ tanh(logits / κ), as Gemma 2's; rounded to fp32 only.
+        entropy: whether entropies are computed.
+        ignore_index: the token of places whose log-probability and entropy are 0, with a gradient
+            of 0; of int64.
+
+    Returns:
+        Log-probabilities and entropies in nats, (...) both, or None without entropies; fp32, or
+        float64 of such inputs. A logit of -inf adds nothing to an entropy.
+
+    Raises:
+        TypeError: an operand that is no tensor.
+        ValueError: shapes, dtypes, devices or numbers that do not go together, or operands that are
+            sparse or nested.
+    """
+    require_tensors("bias", hidden=hidden, weight=weight, tokens=tokens, bias=bias)
+    _check(hidden, weight, bias, tokens=tokens)
+    _check_numbers(ignore_index, 0.0, 0.0, softcap, "none", "balanced", temperature)
+    matrix, weight, bias, labels = _matrices(hidden, weight, bias, tokens)
+    settings = int(ignore_index), 0.0, 0.0, float(softcap or 0)
+    losses, _, entropies = _by_token(
+        matrix, weight, bias, labels, None, *settings, "balanced", False, float(temperature),
+        bool(entropy),
+    )  # fmt: skip
+    log_probs = (0.0 - losses).reshape(tokens.shape)  # of an ignored token 0, and not -0
+    return log_probs, entropies.reshape(tokens.shape) if entropy else None
+
+
 def _loss_and_accuracy(
     hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, ignore_index: int,
     label_smoothing: float, z_loss: float, softcap: float | None, reduction: str,
@@ -110,14 +178,11 @@ def _loss_and_accuracy(
         "bias", "token_weights", "class_weights", hidden=hidden, weight=weight, target=target,
         bias=bias, token_weights=token_weights, class_weights=class_weights,
     )  # fmt: skip
-    _check(hidden, weight, target, bias, token_weights, class_weights)
+    _check(hidden, weight, bias, token_weights, class_weights, target=target)
     _check_numbers(ignore_index, label_smoothing, z_loss, softcap, reduction, memory)
     ignore_index = int(ignore_index)
-    operands = (hidden, weight) if bias is None else (hidden, weight, bias)
-    hidden, weight, *biases = cast_for_autocast(*operands)
-    bias = biases[0] if biases else None
-    matrix, labels = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1).contiguous()
-    accurate = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    matrix, weight, bias, labels = _matrices(hidden, weight, bias, target)
+    accurate = torch.float64 if matrix.dtype == torch.float64 else torch.float32
     weights, by_class = (
         None if given is None else given.reshape(-1).to(accurate).contiguous()
         for given in (token_weights, class_weights)
@@ -134,28 +199,25 @@ def _loss_and_accuracy(
             each = each * by_class[labels.where(valid, 0).clamp(0, by_class.shape[0] - 1)]
         return each.sum()
 
-    if not _runs_kernels(hidden) or is_distributed(hidden, weight, bias):
-        losses, hits = _plain(matrix, weight, bias, labels, by_class, *settings, wants_accuracy)
-    else:
+    enabled = torch.is_grad_enabled()
+    by_token = reduction == "none" or (enabled and weights is not None and weights.requires_grad)
+    if not by_token and _runs_kernels(matrix, weight, bias):
         from fusedlib.ops.loss import kernels
         from fusedlib.ops.loss import operator as ops
 
-        enabled = torch.is_grad_enabled()
         wants = [enabled and t is not None and t.requires_grad for t in (matrix, weight, bias)]
-        if isinstance(memory, str):
-            memory = kernels.LEAST if memory == "least" else kernels.BALANCED
-        else:  # too little is an error before anything is computed
-            memory = int(memory)
-            kernels.plan(matrix.shape[0], weight, wants[1], memory)
-        if reduction != "none" and not (enabled and weights is not None and weights.requires_grad):
-            loss, hits, *_ = ops.linear_cross_entropy(
-                matrix, weight, bias, labels, by_class, weights,
-                total() if reduction == "mean" else None, wants, *settings, memory, wants_accuracy,
-            )  # fmt: skip
-            return loss, hits.sum() / valid.sum() if wants_accuracy else hits
-        losses, hits = ops.linear_cross_entropy_by_token(
-            matrix, weight, bias, labels, by_class, *settings, memory, wants_accuracy
-        )
+        budget = kernels.budget(memory)
+        if budget > 0:  # too little is an error of the call; else nobody asks how many tokens
+            kernels.plan(matrix.shape[0], weight, wants[1], budget)
+        loss, hits, *_ = ops.linear_cross_entropy(
+            matrix, weight, bias, labels, by_class, weights,
+            total() if reduction == "mean" else None, wants, *settings, budget, wants_accuracy,
+            1.0, False,
+        )  # fmt: skip
+        return loss, hits.sum() / valid.sum() if wants_accuracy else hits
+    losses, hits, _ = _by_token(
+        matrix, weight, bias, labels, by_class, *settings, memory, wants_accuracy, 1.0, False
+    )
     if weights is not None:
         losses = losses * weights
     if reduction == "none":
@@ -164,22 +226,56 @@ def _loss_and_accuracy(
     return loss, hits.sum() / valid.sum() if wants_accuracy else hits
 
 
-def _runs_kernels(hidden: Tensor) -> bool:
+def _matrices(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """The operands by autocast's rules, hidden (tokens, hidden) and target (tokens,)."""
+    operands = (hidden, weight) if bias is None else (hidden, weight, bias)
+    hidden, weight, *biases = cast_for_autocast(*operands)
+    matrix, labels = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1).contiguous()
+    return matrix, weight, biases[0] if biases else None, labels
+
+
+def _runs_kernels(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     supported = hidden.dtype in KERNEL_DTYPES and has_kernels(hidden.device)
-    return supported and not is_transformed()
+    return supported and not is_transformed() and not is_distributed(hidden, weight, bias)
+
+
+def _by_token(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
+    class_weights: Tensor | None, ignore_index: int, label_smoothing: float, z_loss: float,
+    softcap: float, memory: str | int, wants_hits: bool, temperature: float, wants_entropy: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Losses, hits and entropies (tokens,); the latter two have no meaning where not wanted."""
+    operands = hidden, weight, bias, target, class_weights
+    numbers, wanted = (ignore_index, label_smoothing, z_loss, softcap), (temperature, wants_entropy)
+    if not _runs_kernels(hidden, weight, bias):
+        return _plain(*operands, *numbers, wants_hits, *wanted)
+    from fusedlib.ops.loss import kernels
+    from fusedlib.ops.loss import operator as ops
+
+    budget = kernels.budget(memory)
+    if budget > 0:  # as there
+        kernels.slices(hidden.shape[0], weight, budget)
+    losses, hits, entropies, _ = ops.linear_cross_entropy_by_token(
+        *operands, *numbers, budget, wants_hits, *wanted
+    )
+    return losses, hits, entropies
 
 
 def _plain(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
     class_weights: Tensor | None, ignore_index: int, label_smoothing: float, z_loss: float,
-    softcap: float, wants_hits: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Losses, and hits if wanted, (tokens,)."""
+    softcap: float, wants_hits: bool, temperature: float, wants_entropy: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """`_by_token` in plain PyTorch."""
     logits = linear(hidden, weight, bias)
     if logits.dtype.itemsize == 2:
         logits = logits.float()
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
+    if temperature != 1:
+        logits = logits / temperature
     losses = cross_entropy(
         logits, target, class_weights, ignore_index=ignore_index, reduction="none",
         label_smoothing=label_smoothing,
@@ -191,13 +287,20 @@ def _plain(
             squares = squares * class_weights[target.where(valid, 0)]
         losses = losses + z_loss * squares.masked_fill(~valid, 0)
     hits = logits.argmax(-1) == target if wants_hits else valid
-    return losses, (hits & valid).float()
+    entropies = losses
+    if wants_entropy:
+        log_p = torch.log_softmax(logits, -1)
+        entropies = -(log_p.exp() * log_p.masked_fill(log_p.isneginf(), 0)).sum(-1)
+        entropies = entropies.masked_fill(~valid, 0)
+    return losses, (hits & valid).float(), entropies
 
 
 def _check(
-    hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None,
-    token_weights: Tensor | None, class_weights: Tensor | None,
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, token_weights: Tensor | None = None,
+    class_weights: Tensor | None = None, **target: Tensor,
 ) -> None:  # fmt: skip
+    """Raise where operands do not go together; `target` are the class numbers, by their name."""
+    ((labels_name, labels),) = target.items()
     if hidden.ndim == 0:
         raise ValueError("hidden must be (..., hidden), got a scalar")
     width, tokens = hidden.shape[-1], tuple(hidden.shape[:-1])
@@ -210,7 +313,7 @@ def _check(
             f"weight must be (vocabulary, {width}) for hidden {shape_of(hidden)}; "
             f"got {shape_of(weight)}"
         )
-    expected: dict[str, tuple[Tensor, tuple[int, ...]]] = {"target": (target, tokens)}
+    expected: dict[str, tuple[Tensor, tuple[int, ...]]] = {labels_name: (labels, tokens)}
     if bias is not None:
         expected["bias"] = bias, (weight.shape[0],)
     if token_weights is not None:
@@ -222,13 +325,13 @@ def _check(
     for name, (tensor, shape) in expected.items():
         if shape_of(tensor) != shape:
             raise ValueError(f"{name} must be {shape}, got {shape_of(tensor)}")
-    if target.dtype != torch.int64:
-        raise ValueError(f"target must be torch.int64, class numbers; got {target.dtype}")
+    if labels.dtype != torch.int64:
+        raise ValueError(f"{labels_name} must be torch.int64, class numbers; got {labels.dtype}")
     named = {"hidden": hidden, "weight": weight} | {n: t for n, (t, _) in expected.items()}
     for name, tensor in named.items():
         if tensor.device != hidden.device:
             raise ValueError(f"{name} is on {tensor.device}, hidden on {hidden.device}")
-        if name == "target":
+        if name == labels_name:
             continue
         if not tensor.is_floating_point():
             raise ValueError(f"{name} must be of a floating-point dtype, got {tensor.dtype}")
@@ -242,7 +345,7 @@ def _check(
 
 def _check_numbers(
     ignore_index: int, label_smoothing: float, z_loss: float, softcap: float | None,
-    reduction: str, memory: str | int,
+    reduction: str, memory: str | int, temperature: float = 1.0,
 ) -> None:  # fmt: skip
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
@@ -259,9 +362,11 @@ def _check_numbers(
     try:
         smooth, squared = 0 <= label_smoothing <= 1, 0 <= z_loss < float("inf")
         capped = softcap is None or 0 < softcap < float("inf")
+        tempered = 0 < temperature < float("inf")
     except TypeError:
         require_number("label_smoothing", label_smoothing)
         require_number("z_loss", z_loss)
+        require_number("temperature", temperature)
         require_number("softcap", softcap)
         raise
     if not smooth:
@@ -270,3 +375,5 @@ def _check_numbers(
         raise ValueError(f"z_loss must be finite and not negative, got {z_loss!r}")
     if not capped:
         raise ValueError(f"softcap must be None, or finite and above 0, got {softcap!r}")
+    if not tempered:
+        raise ValueError(f"temperature must be finite and above 0, got {temperature!r}")

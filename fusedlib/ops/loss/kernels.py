@@ -9,6 +9,10 @@
 with ε the label smoothing, ζ the weight of z-loss, w a token's weight, ω a class's, κ the softcap,
 V the vocabulary, p = softmax(logits) and s = 1 / Σ w ω_y for a mean. A token whose y is ignored has
 no loss and no gradient. With a softcap d_logits are multiplied by its derivative 1 − (logits/κ)².
+Losses by token may be of logits / τ, τ the temperature; then d_logits are divided by it. They come
+with the entropy of p, if it is wanted, as published for policy gradients (Mnih et al. 2016):
+
+    H = lse − Σ_c p_c logits_c        ∂H / ∂logits_c = −p_c (log p_c + H)
 
 | tensor                | shape                | strides, dtype                              |
 |-----------------------|----------------------|---------------------------------------------|
@@ -18,6 +22,7 @@ no loss and no gradient. With a softcap d_logits are multiplied by its derivativ
 | target, token_weights | (tokens,)            | contiguous; int64, fp32                     |
 | class_weights         | (vocabulary,)        | contiguous, fp32                            |
 | losses, hits          | (tokens,)            | contiguous, fp32; hits: see below           |
+| statistics            | (7, tokens)          | contiguous, fp32; see `STATISTICS`          |
 
 A token is a hit (1.0, else 0.0) where y is the first of its largest logits, and not ignored.
 
@@ -25,8 +30,14 @@ The products are torch.mm's, over chunks of tokens; in fp32 at torch's "highest"
 split factors (`ops.linear.split`). One kernel reads a chunk's logits twice, the second time
 from the L2 cache where it holds them, writes d_logits over them and the losses. Gradients are
 computed in forward, where the logits are, when one is wanted; backward multiplies them by the
-upstream scalar, in no time where that is 1. Losses by token have an upstream number each: their
-backward computes the logits again. Nothing is read back to the host.
+upstream scalar, in no time where that is 1. Nothing is read back to the host.
+
+Losses by token have an upstream number each, so that their backward computes the logits again. Both
+passes go over slices of the vocabulary with all tokens. Forward merges a slice into each row's
+running maximum and sums, reading it once; backward, which knows them, reads and writes it once: a
+slice's d_W and d_b are whole, and rounded as they are made; d_hidden is summed over slices in fp32.
+The slices are the same, so that the same product rounds logits the same way: another one may round
+a bf16 logit of 30 up by 1/8, and the gradient at a p of 1 would be 0.13 instead of 0.
 
 Memory beside the gradients, with V the vocabulary, H the width of hidden, b the bytes of a number
 and L those of a chunk's logits, rows·V·b. Where several chunks add up in half precision, or in
@@ -40,9 +51,10 @@ made. `plan` takes the fewest chunks within a budget:
 | of fp32, or unwanted  | L                     | L₀                     | L₀                     |
 
 with L₀ = LOGITS_BYTES, or one row's logits where those are more, and V rounded up as rows of logits
-are. Of a budget in bytes a chunk has what d_W leaves. A split product holds parts as
-large as both its factors meanwhile, one of W's products 4·V·(rows + H) bytes, and adds up d_W of
-several chunks by way of another 4·V·H.
+are. Of a budget in bytes a chunk has what d_W leaves. Losses by token take a slice's logits, and of
+several slices in half precision 2·tokens·H more, 4·tokens·H at least, to sum d_hidden. A split
+product holds parts as large as both its factors meanwhile, one of W's products 4·V·(rows + H)
+bytes, and adds up d_W of several chunks by way of another 4·V·H.
 
 Error bound: logits are rounded to the inputs' dtype once; in fp32 each product errs as torch's own,
 or within the bound of `fusedlib.ops.linear.split`. Of those logits, with M the largest of a row's
@@ -81,6 +93,10 @@ ROWS = 128  # a chunk's rows are a multiple of a product's tile, if there are as
 # With as many warps the code for sm_100 spills 4 to 28 registers.
 BLOCK_BYTES, BLOCK_BYTES_BY_ARCHITECTURE, WARP_BYTES = 2**15, {100: 2**14}, 2**10
 SCALED_BLOCK, SCALED_WARPS = 4096, 8
+# Of a token, by its logits in all slices so far: their maximum m, Σ exp(logits − m), the same sum
+# of exp(logits − m) (logits − m), the target's logit, Σ ω logits, the largest before the target,
+# Σ ω. After the last m, log of the sum, entropy, what p is multiplied by in d_logits, loss, hit.
+STATISTICS = 7
 if triton.knobs.runtime.interpret:
     BLOCK_BYTES, SCALED_BLOCK = 256, 64  # small enough that a test's row has several
 
@@ -103,6 +119,39 @@ def _softcapped(x, softcap, CAPPED: tl.constexpr):  # type: ignore[no-untyped-de
 def _softcap_derivative(x, softcap):  # type: ignore[no-untyped-def]
     e = tl.exp(tl.abs(x) * (-2 / softcap))
     return 4 * e / ((1 + e) * (1 + e))
+
+
+@triton.jit
+def _loss_of_row(  # type: ignore[no-untyped-def]
+    m, log_total, correct, by_label, shares, weighed, vocabulary, label_smoothing, z_loss,
+    BY_CLASS: tl.constexpr, SMOOTHED: tl.constexpr,
+):  # fmt: skip
+    """A row's loss, and what p is multiplied by in its d_logits; before its weight and scale."""
+    lse = m + log_total
+    at_label = (1 - label_smoothing) * by_label
+    squared = z_loss * by_label
+    loss = at_label * (m - correct + log_total) + squared * lse * lse
+    average = 1.0
+    if SMOOTHED:
+        if BY_CLASS:
+            average = weighed / vocabulary
+        loss += label_smoothing * (average * m - shares / vocabulary + average * log_total)
+    of_p = at_label + label_smoothing * average if BY_CLASS else 1.0
+    return loss, of_p + 2 * squared * lse
+
+
+@triton.jit
+def _d_of_row(  # type: ignore[no-untyped-def]
+    p, columns, label, class_weights, vocabulary, of_p, by_label, label_smoothing,
+    BY_CLASS: tl.constexpr, SMOOTHED: tl.constexpr,
+):  # fmt: skip
+    """A row's d_logits of a loss, before softcap, weight and scale; `columns` of the vocabulary."""
+    share = label_smoothing / vocabulary
+    if SMOOTHED and BY_CLASS:
+        by = tl.load(class_weights + columns, mask=columns < vocabulary, other=0.0)
+        share = share * by
+    at_label = (1 - label_smoothing) * by_label
+    return of_p * p - tl.where(columns == label, at_label + share, share)
 
 
 @triton.jit
@@ -162,23 +211,13 @@ def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
         total = tl.sum(total * tl.exp(largest - m))
         correct = tl.load(logits + label, mask=in_vocabulary, other=float("nan")).to(tl.float32)
         correct = _softcapped(correct, softcap, CAPPED)
-        log_total = tl.log(total)
-        lse = m + log_total
-        at_label = 1 - label_smoothing
-        squared = z_loss
+        by_label = 1.0
         if BY_CLASS:
             by_label = tl.load(class_weights + label, mask=in_vocabulary, other=0.0)
-            at_label *= by_label
-            squared *= by_label
-        loss = at_label * (m - correct + log_total) + squared * lse * lse
-        average = 1.0
-        if SMOOTHED:
-            mean = tl.sum(shares) / vocabulary
-            if BY_CLASS:
-                average = tl.sum(weighed) / vocabulary
-                loss += label_smoothing * (average * m - mean + average * log_total)
-            else:
-                loss += label_smoothing * (m - mean + log_total)
+        loss, of_p = _loss_of_row(
+            m, tl.log(total), correct, by_label, tl.sum(shares), tl.sum(weighed), vocabulary,
+            label_smoothing, z_loss, BY_CLASS, SMOOTHED,
+        )  # fmt: skip
         if COUNTED:
             tl.store(hits + row, 1.0 - tl.max(beaten).to(tl.float32))
         factor = tl.load(scale)
@@ -189,9 +228,6 @@ def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
         tl.store(losses + row, loss)
         if GRADIENT:
             tl.debug_barrier()  # no logit is overwritten that another thread has yet to read
-            everywhere = label_smoothing / vocabulary
-            of_p = at_label + label_smoothing * average if BY_CLASS else 1.0
-            slope = 2 * squared * lse
             inverse = 1 / total
             for start in range(0, row_stride, BLOCK):
                 columns = start + lanes
@@ -199,15 +235,140 @@ def _cross_entropy_kernel(  # type: ignore[no-untyped-def]
                 x = tl.load(logits + columns, mask=inside, eviction_policy="evict_first")
                 x = x.to(tl.float32)
                 p = tl.exp(_softcapped(x, softcap, CAPPED) - m) * inverse
-                share = everywhere
-                if SMOOTHED and BY_CLASS:
-                    by = tl.load(class_weights + columns, mask=columns < vocabulary, other=0.0)
-                    share = everywhere * by
-                d = of_p * p - tl.where(columns == label, at_label + share, share)
-                d = factor * (d + slope * p)
+                d = factor * _d_of_row(
+                    p, columns, label, class_weights, vocabulary, of_p, by_label, label_smoothing,
+                    BY_CLASS, SMOOTHED,
+                )  # fmt: skip
                 if CAPPED:
                     d *= _softcap_derivative(x, softcap)
                 tl.store(logits + columns, d.to(logits.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _by_token_kernel(  # type: ignore[no-untyped-def]
+    logits, target, class_weights, statistics, vocabulary, first, classes, row_stride, ignore_index,
+    label_smoothing, z_loss, softcap, by_temperature,
+    BY_CLASS: tl.constexpr, SMOOTHED: tl.constexpr, CAPPED: tl.constexpr, ENTROPY: tl.constexpr,
+    COUNTED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A row's logits, of a slice of the vocabulary from `first` on, merged into its statistics; the
+    last slice finishes them. Those of an ignored token stay 0.
+    """
+    row, tokens = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    label = tl.load(target + row)
+    if label != ignore_index:
+        logits += row * row_stride
+        statistics += row
+        later, own = first > 0, label - first
+        is_here = (own >= 0) & (own < classes)
+        # 16 bytes side by side are one thread's, and share a maximum and sums. The first of these
+        # groups goes on with the sums of the slices before.
+        group: tl.constexpr = 128 // logits.dtype.element_ty.primitive_bitwidth
+        groups: tl.constexpr = BLOCK // group
+        none, goes_on = tl.zeros((groups,), dtype=tl.float32), tl.arange(0, groups) == 0
+        largest = none + tl.load(statistics, mask=later, other=-3.0e38)
+        total = tl.where(goes_on, tl.load(statistics + tokens), 0.0)
+        below = tl.where(goes_on, tl.load(statistics + 2 * tokens), 0.0)
+        shares = tl.where(goes_on, tl.load(statistics + 4 * tokens), 0.0)
+        weighed = tl.where(goes_on, tl.load(statistics + 6 * tokens), 0.0)
+        earlier = none + tl.load(statistics + 5 * tokens, mask=later, other=float("-inf"))
+        correct = tl.load(logits + own, mask=is_here, other=0.0).to(tl.float32)
+        correct = _softcapped(correct, softcap, CAPPED) * by_temperature
+        known = tl.load(statistics + 3 * tokens, mask=later, other=float("nan"))
+        correct = tl.where(is_here, correct, known)
+        for start in range(0, classes, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            inside = columns < classes
+            # Up to the row's stride, which is a round number: loads stay 16 bytes wide.
+            x = tl.load(logits + columns, mask=columns < row_stride, other=0.0).to(tl.float32)
+            x = tl.where(inside, _softcapped(x, softcap, CAPPED) * by_temperature, float("-inf"))
+            if COUNTED:
+                before = tl.where(columns < own, x, float("-inf")).reshape(groups, group)
+                earlier = tl.maximum(earlier, tl.max(before, axis=1))
+            if SMOOTHED:
+                share = tl.where(inside, x, 0.0)
+                if BY_CLASS:
+                    by = tl.load(class_weights + first + columns, mask=inside, other=0.0)
+                    weighed += tl.sum(by.reshape(groups, group), axis=1)
+                    share *= by
+                shares += tl.sum(share.reshape(groups, group), axis=1)
+            x = x.reshape(groups, group)
+            m = tl.maximum(largest, tl.max(x, axis=1))
+            step, drop = x - m[:, None], largest - m
+            e, decay = tl.exp(step), tl.exp(drop)
+            if ENTROPY:  # Σ exp(x − m) (x − m); of a logit of -inf 0, as the limit has it
+                here = tl.sum(e * tl.maximum(step, -3.0e38), axis=1)
+                below = decay * (below + drop * total) + here
+            total = decay * total + tl.sum(e, axis=1)
+            largest = m
+        m = tl.max(largest)
+        drop = largest - m
+        if ENTROPY:
+            below = tl.sum((below + drop * total) * tl.exp(drop))
+        total = tl.sum(total * tl.exp(drop))
+        tl.store(statistics, m)
+        if first + classes < vocabulary:
+            tl.store(statistics + tokens, total)
+            if ENTROPY:
+                tl.store(statistics + 2 * tokens, below)
+            tl.store(statistics + 3 * tokens, correct)
+            if SMOOTHED:
+                tl.store(statistics + 4 * tokens, tl.sum(shares))
+                tl.store(statistics + 6 * tokens, tl.sum(weighed))
+            if COUNTED:
+                tl.store(statistics + 5 * tokens, tl.max(earlier))
+        else:
+            log_total, by_label = tl.log(total), 1.0
+            if BY_CLASS:
+                by_label = tl.load(class_weights + label, mask=correct == correct, other=0.0)
+            loss, of_p = _loss_of_row(
+                m, log_total, correct, by_label, tl.sum(shares), tl.sum(weighed), vocabulary,
+                label_smoothing, z_loss, BY_CLASS, SMOOTHED,
+            )  # fmt: skip
+            tl.store(statistics + tokens, log_total)
+            if ENTROPY:
+                tl.store(statistics + 2 * tokens, log_total - below / total)
+            tl.store(statistics + 3 * tokens, of_p)
+            tl.store(statistics + 4 * tokens, loss)
+            if COUNTED:  # NaN is ahead
+                is_hit = (correct == m) & (tl.max(earlier) < m) & (total == total)
+                tl.store(statistics + 5 * tokens, is_hit.to(tl.float32))
+
+
+@triton.jit
+def _by_token_backward_kernel(  # type: ignore[no-untyped-def]
+    logits, target, class_weights, statistics, upstream, entropy_upstream, vocabulary, first,
+    classes, row_stride, ignore_index, label_smoothing, z_loss, softcap, by_temperature,
+    BY_CLASS: tl.constexpr, SMOOTHED: tl.constexpr, CAPPED: tl.constexpr, ENTROPY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """BLOCK logits of a row, of a slice of the vocabulary from `first` on: d_logits over them."""
+    row, tokens = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = lanes < row_stride
+    logits += row * row_stride + lanes
+    x = tl.load(logits, mask=inside, other=0.0).to(tl.float32)
+    label = tl.load(target + row)
+    statistics += row
+    # Chosen from, so that no product is fused with the difference: of the largest it is 0.
+    log_p = tl.where(inside, _softcapped(x, softcap, CAPPED) * by_temperature, 0.0)
+    log_p = log_p - tl.load(statistics) - tl.load(statistics + tokens)
+    p = tl.exp(log_p)
+    by_label = 1.0
+    if BY_CLASS:
+        in_vocabulary = (label >= 0) & (label < vocabulary)
+        by_label = tl.load(class_weights + label, mask=in_vocabulary, other=0.0)
+    d = tl.load(upstream + row) * _d_of_row(
+        p, first + lanes, label, class_weights, vocabulary, tl.load(statistics + 3 * tokens),
+        by_label, label_smoothing, BY_CLASS, SMOOTHED,
+    )  # fmt: skip
+    if ENTROPY:
+        entropy = tl.load(statistics + 2 * tokens)
+        d -= tl.load(entropy_upstream + row) * p * (tl.maximum(log_p, -3.0e38) + entropy)
+    if CAPPED:
+        d *= _softcap_derivative(x, softcap)
+    d = tl.where(label == ignore_index, 0.0, d * by_temperature)
+    tl.store(logits, d.to(logits.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -262,6 +423,8 @@ class Settings(NamedTuple):
         softcap: κ, or 0 for none.
         memory: the budget of `plan`, bytes, LEAST or BALANCED.
         wants_hits: whether hits are computed.
+        temperature: τ, of losses by token alone.
+        wants_entropy: whether the entropy of a token's distribution is computed.
     """
 
     ignore_index: int = -100
@@ -270,6 +433,8 @@ class Settings(NamedTuple):
     softcap: float = 0.0
     memory: int = BALANCED
     wants_hits: bool = False
+    temperature: float = 1.0
+    wants_entropy: bool = False
 
 
 class Plan(NamedTuple):
@@ -283,6 +448,13 @@ class Plan(NamedTuple):
     rows: int
     sums: torch.dtype
     memory: int
+
+
+def budget(memory: str | int) -> int:
+    """The bytes that `memory` of a loss asks for, or LEAST or BALANCED."""
+    if isinstance(memory, str):
+        return LEAST if memory == "least" else BALANCED
+    return int(memory)
 
 
 def plan(tokens: int, weight: Tensor, wants_weight: bool = True, memory: int = BALANCED) -> Plan:
@@ -332,6 +504,64 @@ def plan(tokens: int, weight: Tensor, wants_weight: bool = True, memory: int = B
     return chunked
 
 
+def slices(tokens: int, weight: Tensor, memory: int = BALANCED) -> Plan:
+    """The plan of losses by token, over the fewest slices of the vocabulary within the memory.
+
+    Args:
+        tokens: of a slice, which are all.
+        weight: (vocabulary, hidden); its shape and dtype count.
+        memory: bytes, or LEAST or BALANCED for LOGITS_BYTES, or what d_hidden's sum takes.
+
+    Returns:
+        The plan, whose `rows` are the weight's in a slice, and `sums` what d_hidden is summed in.
+
+    Raises:
+        ValueError: fewer bytes than the narrowest slices take.
+    """
+    (vocabulary, hidden), dtype = weight.shape, weight.dtype
+    unit = ROW_BYTES // dtype.itemsize
+    half_sum_bytes = tokens * hidden * 2 if dtype.itemsize == 2 else 0
+
+    def plan_of_pieces(pieces: int) -> Plan:
+        summed = half_sum_bytes and pieces * unit < vocabulary
+        logits = tokens * pieces * ROW_BYTES
+        needed = max(logits + half_sum_bytes, 2 * half_sum_bytes) if summed else logits
+        return Plan(min(pieces * unit, vocabulary), torch.float32 if summed else dtype, needed)
+
+    pieces = cdiv(vocabulary, unit)
+    budget = memory if memory > 0 else max(LOGITS_BYTES, 2 * half_sum_bytes) + half_sum_bytes
+    whole = plan_of_pieces(pieces)
+    if whole.memory <= budget:
+        return whole
+    most = max((budget - half_sum_bytes) // (tokens * ROW_BYTES), 1)
+    sliced = plan_of_pieces(cdiv(pieces, cdiv(pieces, most)))
+    least = whole if whole.memory < sliced.memory else sliced
+    if 0 < memory < least.memory:
+        raise ValueError(
+            f"memory must be at least {least.memory} bytes for the losses of {tokens} tokens and "
+            f"{dtype} weight {tuple(weight.shape)}, got {memory}: give more, or 'least'"
+        )
+    return least
+
+
+def _refuse_rows(logits: Tensor, stride: int, **vectors: tuple[Tensor | None, Any]) -> None:
+    """Raise where rows of logits, or vectors and the shapes that are theirs, do not fit."""
+    if logits.dtype not in KERNEL_DTYPES or logits.stride() != (stride, 1):
+        raise ValueError(
+            f"logits {tuple(logits.shape)} must be of stride ({stride}, 1) and one of "
+            f"{', '.join(map(str, KERNEL_DTYPES))}; got {logits.stride()}, {logits.dtype}"
+        )
+    for name, (vector, shape) in vectors.items():
+        dtype = torch.int64 if name == "target" else torch.float32
+        if vector is None:
+            continue
+        if vector.shape != shape or vector.dtype != dtype or not vector.is_contiguous():
+            raise ValueError(
+                f"{name} must be {tuple(shape)}, {dtype}, contiguous; got {tuple(vector.shape)}, "
+                f"{vector.dtype}, stride {vector.stride()}"
+            )
+
+
 def cross_entropy_rows(
     logits: Tensor, target: Tensor, token_weights: Tensor | None, class_weights: Tensor | None,
     scale: Tensor, losses: Tensor, hits: Tensor | None, settings: Settings, *, gradient: bool,
@@ -354,24 +584,10 @@ def cross_entropy_rows(
     """
     rows, vocabulary = logits.shape
     stride = row_stride(vocabulary, logits.itemsize)
-    if logits.dtype not in KERNEL_DTYPES or logits.stride() != (stride, 1):
-        raise ValueError(
-            f"logits {tuple(logits.shape)} must be of stride ({stride}, 1) and one of "
-            f"{', '.join(map(str, KERNEL_DTYPES))}; got {logits.stride()}, {logits.dtype}"
-        )
-    vectors = {
-        "target": (target, rows), "losses": (losses, rows), "hits": (hits, rows),
-        "token_weights": (token_weights, rows), "class_weights": (class_weights, vocabulary),
-    }  # fmt: skip
-    for name, (vector, size) in vectors.items():
-        dtype = torch.int64 if name == "target" else torch.float32
-        if vector is None:
-            continue
-        if vector.shape != (size,) or vector.dtype != dtype or not vector.is_contiguous():
-            raise ValueError(
-                f"{name} must be ({size},), {dtype}, contiguous; got {tuple(vector.shape)}, "
-                f"{vector.dtype}, stride {vector.stride()}"
-            )
+    _refuse_rows(
+        logits, stride, target=(target, (rows,)), losses=(losses, (rows,)), hits=(hits, (rows,)),
+        token_weights=(token_weights, (rows,)), class_weights=(class_weights, (vocabulary,)),
+    )  # fmt: skip
     if rows == 0:
         return
     numbers = settings.ignore_index, *map(float, settings[1:4])
@@ -394,6 +610,59 @@ def cross_entropy_rows(
     by_class, hit = (losses if given is None else given for given in (class_weights, hits))
     matrices = logits, target, by_token, by_class, scale, losses, hit
     key = "loss", rows, vocabulary, *numbers, *constants.values(), logits.dtype, logits.device
+    launch_for(key, make, *matrices)(*matrices)
+
+
+def by_token_rows(
+    logits: Tensor, target: Tensor, class_weights: Tensor | None, statistics: Tensor, first: int,
+    vocabulary: int, settings: Settings, upstream: Tensor | None = None,
+    entropy_upstream: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Merge the logits of rows, of the classes from `first` on, into the rows' statistics; or write
+    d_logits over them, where an upstream is given.
+
+    Args:
+        logits: (rows, classes), rows contiguous and a multiple of ROW_BYTES apart.
+        target: (rows,), int64. One outside the vocabulary makes its row's loss NaN.
+        class_weights: (vocabulary,), fp32, or None for ones.
+        statistics: (STATISTICS, rows), fp32; zeros, then what the slices before left in them, one
+            after another from class 0 on; whole for d_logits.
+        first: the class of the first column.
+        vocabulary: how many classes there are.
+        settings: of the loss.
+        upstream: (rows,), fp32, the gradients of the losses.
+        entropy_upstream: (rows,), fp32, those of the entropies, or None where there are none.
+
+    Raises:
+        ValueError: a shape, stride or dtype that does not fit.
+    """
+    (rows, classes), stride = logits.shape, logits.stride(0)
+    _refuse_rows(
+        logits, row_stride(stride, logits.itemsize), target=(target, (rows,)),
+        upstream=(upstream, (rows,)), entropy_upstream=(entropy_upstream, (rows,)),
+        statistics=(statistics, (STATISTICS, rows)), class_weights=(class_weights, (vocabulary,)),
+    )  # fmt: skip
+    if rows == 0:
+        return
+    numbers = vocabulary, first, classes, stride, settings.ignore_index, *map(float, settings[1:4])
+    numbers = *numbers, 1 / settings.temperature
+    constants: dict[str, int] = {
+        "BY_CLASS": class_weights is not None, "SMOOTHED": settings.label_smoothing != 0,
+        "CAPPED": settings.softcap != 0, "ENTROPY": settings.wants_entropy, "BLOCK": SCALED_BLOCK,
+    }  # fmt: skip
+    # What it does not read, it is given the statistics for.
+    by_class = statistics if class_weights is None else class_weights
+    matrices: tuple[Tensor, ...] = logits, target, by_class, statistics
+    if upstream is None:
+        kernel, programs = _by_token_kernel, (rows, 1, 1)
+        constants["COUNTED"] = settings.wants_hits
+    else:
+        kernel, programs = _by_token_backward_kernel, (rows, cdiv(classes, SCALED_BLOCK), 1)
+        constants["ENTROPY"] = entropy_upstream is not None
+        matrices += upstream, statistics if entropy_upstream is None else entropy_upstream
+    config = Config(num_warps=SCALED_WARPS)
+    make = partial(Launch, kernel, config, programs, (), numbers, constants)
+    key = "by token", rows, *numbers, *constants.values(), logits.dtype, logits.device
     launch_for(key, make, *matrices)(*matrices)
 
 
@@ -479,3 +748,44 @@ def losses_and_gradients(
             d_bias += logits.sum(0, dtype=torch.float32)
         del logits  # before the next chunk's are allocated
     return losses, hits, d_hidden, d_weight, d_bias
+
+
+def slices_by_token(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
+    class_weights: Tensor | None, statistics: Tensor, upstream: Tensor | None, wants: list[bool],
+    entropy_upstream: Tensor | None, settings: Settings,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """All slices by `by_token_rows`, and with an upstream d_hidden, d_W and d_b, each if it is in
+    `wants`.
+
+    The products are the same without an upstream and with one, so that both passes round logits
+    alike.
+    """
+    (tokens, _), vocabulary = hidden.shape, weight.shape[0]
+    wants_hidden, wants_weight, wants_bias = wants
+    target = target.clone() if target.data_ptr() % 16 else target
+    classes, sums, _ = slices(tokens, weight, settings.memory)
+    split = _is_faster_split(hidden, weight[:classes].t())
+    padded = not split or row_stride(vocabulary, hidden.itemsize) != vocabulary
+    buffer = hidden.new_empty(tokens if padded else 0, row_stride(classes, hidden.itemsize))
+    d_hidden: Tensor | None = None
+    d_weight = weight.new_empty(weight.shape) if wants_weight else None
+    d_bias = weight.new_empty(vocabulary) if wants_bias else None
+    for first in range(0, vocabulary, classes):
+        part = slice(first, first + classes)
+        w, b = weight[part], None if bias is None else bias[part]
+        out = buffer[:, : w.shape[0]] if padded else None
+        logits = _product(hidden, w.t(), out, b)
+        by_token_rows(
+            logits, target, class_weights, statistics, first, vocabulary, settings, upstream,
+            entropy_upstream,
+        )  # fmt: skip
+        if wants_hidden:
+            d_hidden = _add_product(d_hidden, logits, w, sums)
+        if d_weight is not None:
+            _product(logits.t(), hidden, out=d_weight[part])
+        if d_bias is not None:
+            d_bias[part] = logits.sum(0, dtype=torch.float32)
+        del logits, out  # before the next slice's are allocated
+    del buffer  # before d_hidden's sum is rounded
+    return None if d_hidden is None else d_hidden.to(hidden.dtype), d_weight, d_bias

@@ -1,13 +1,23 @@
-"""A module in place of `torch.nn.CrossEntropyLoss` and the projection before it."""
+"""Modules in place of `torch.nn.CrossEntropyLoss` or a log-softmax and the projection before it."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fusedlib.ops.loss.function import _check_numbers, linear_cross_entropy
+from fusedlib.ops.loss.function import _check_numbers, linear_cross_entropy, linear_log_probs
 
 
-class LinearCrossEntropyLoss(nn.Module):
+class _WithSettings(nn.Module):
+    """A module whose settings are attributes of these names."""
+
+    _settings: tuple[str, ...] = ()
+
+    def extra_repr(self) -> str:
+        """The settings, for print."""
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self._settings)
+
+
+class LinearCrossEntropyLoss(_WithSettings):
     """`fusedlib.linear_cross_entropy` with its settings, in place of `torch.nn.CrossEntropyLoss`.
 
     It has no parameters: the weight, a model's output embedding, comes with the call. Its settings
@@ -50,6 +60,37 @@ class LinearCrossEntropyLoss(nn.Module):
             hidden, weight, target, bias=bias, token_weights=token_weights, **settings
         )
 
-    def extra_repr(self) -> str:
-        """The settings, for print."""
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self._settings)
+
+class LinearLogProbs(_WithSettings):
+    """`fusedlib.linear_log_probs` with its settings.
+
+    It has no parameters: the weight, a model's output embedding, comes with the call. Its settings
+    are attributes, read at each call.
+
+    Args:
+        temperature: what logits are divided by.
+        softcap: κ of logits κ tanh(logits / κ).
+        entropy: whether entropies are computed.
+        ignore_index: the token of places without log-probability, entropy and gradient.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+
+    _settings = "temperature", "softcap", "entropy", "ignore_index"
+
+    def __init__(
+        self, *, temperature: float = 1.0, softcap: float | None = None, entropy: bool = True,
+        ignore_index: int = -100,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        _check_numbers(ignore_index, 0.0, 0.0, softcap, "none", "balanced", temperature)
+        self.temperature, self.softcap = temperature, softcap
+        self.entropy, self.ignore_index = entropy, ignore_index
+
+    def forward(
+        self, hidden: Tensor, weight: Tensor, tokens: Tensor, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities and entropies of tokens (...), or None without entropies."""
+        settings = {name: getattr(self, name) for name in self._settings}
+        return linear_log_probs(hidden, weight, tokens, bias=bias, **settings)

@@ -3,7 +3,7 @@
 | operator                                  | kept for backward                              |
 |-------------------------------------------|------------------------------------------------|
 | `fusedlib::linear_cross_entropy`          | the gradients themselves, as forward left them |
-| `fusedlib::linear_cross_entropy_by_token` | hidden, weight, bias, target, class_weights    |
+| `fusedlib::linear_cross_entropy_by_token` | the operands, and statistics of each token     |
 
 Backward writes over the gradients that were kept where nobody else can see them: the graph is not
 retained, and no saved-tensor hooks were set in the forward. A second derivative raises.
@@ -25,14 +25,21 @@ from fusedlib.launch.internals import (
 )
 from fusedlib.launch.operator import differentiable, operator
 from fusedlib.launch.saved import save_operands, saved_operands
-from fusedlib.ops.loss.kernels import Settings, fill_scaled, losses_and_gradients, plan
+from fusedlib.ops.loss.kernels import (
+    STATISTICS,
+    Settings,
+    fill_scaled,
+    losses_and_gradients,
+    plan,
+    slices_by_token,
+)
 
 
 def _check_targets(target: Tensor, valid: Tensor, vocabulary: int) -> None:
     """Raise on the device, as torch's own loss does, where a target is no class; nobody waits."""
     assert_async(
         (((target >= 0) & (target < vocabulary)) | ~valid).all(),
-        f"a target is neither in [0, {vocabulary}) nor ignore_index",
+        f"a target or token is neither in [0, {vocabulary}) nor ignore_index",
     )
 
 
@@ -66,15 +73,15 @@ def _forward(
 def _forward_by_token(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
     class_weights: Tensor | None, settings: Settings,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Losses and, if wanted, hits (tokens,), fp32."""
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:  # fmt: skip
+    """Losses and, if wanted, hits and entropies (tokens,), fp32; and the tokens' statistics."""
     _check_targets(target, target != settings.ignore_index, weight.shape[0])
-    one = torch.ones((), dtype=torch.float32, device=hidden.device)
-    nothing = False, False, False
-    losses, hits, *_ = losses_and_gradients(
-        hidden, weight, bias, target, None, class_weights, one, nothing, settings
-    )
-    return losses, hits
+    statistics = hidden.new_zeros(STATISTICS, hidden.shape[0], dtype=torch.float32)
+    operands = hidden, weight, bias, target, class_weights, statistics
+    slices_by_token(*operands, None, [False] * 3, None, settings)
+    hits = statistics[5].clone() if settings.wants_hits else None
+    entropies = statistics[2].clone() if settings.wants_entropy else None
+    return statistics[4].clone(), hits, entropies, statistics
 
 
 def _scaled(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -103,9 +110,20 @@ def _shapes(
 def _shapes_by_token(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
     class_weights: Tensor | None, settings: Settings,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:  # fmt: skip
     losses = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
-    return losses, torch.empty_like(losses) if settings.wants_hits else None
+    wanted = settings.wants_hits, settings.wants_entropy
+    hits, entropies = (torch.empty_like(losses) if want else None for want in wanted)
+    return losses, hits, entropies, losses.new_empty(STATISTICS, hidden.shape[0])
+
+
+def _shapes_by_token_backward(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
+    class_weights: Tensor | None, statistics: Tensor, upstream: Tensor | None, wants: list[bool],
+    entropy_upstream: Tensor | None, settings: Settings,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    shapes = hidden.shape, weight.shape, weight.shape[:1]
+    return tuple(hidden.new_empty(s) if w else None for s, w in zip(shapes, wants, strict=True))
 
 
 def _shape_of_scaled(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -144,24 +162,31 @@ def _scaled_gradient(ctx: Any, unscaled: Tensor, factor: Tensor) -> Tensor:
 
 
 def _set_up_by_token(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.mark_non_differentiable(output[1])
-    save_operands(ctx, inputs[:5])
-    ctx.settings = Settings(*inputs[5:])._replace(wants_hits=False)
+    ctx.set_materialize_grads(False)
+    _, hits, entropies, statistics = output
+    ctx.settings = Settings(*inputs[5:])
+    unwanted = () if ctx.settings.wants_entropy else (entropies,)
+    ctx.mark_non_differentiable(hits, statistics, *unwanted)
+    save_operands(ctx, inputs[:5], statistics)
 
 
 @first_order
-def _gradients_by_token(ctx: Any, upstream: Tensor, _: None) -> tuple[Any, ...]:
-    operands = saved_operands(ctx)
-    wants = list(ctx.needs_input_grad[:3])
-    _, _, factor, *gradients = linear_cross_entropy(
-        *operands, upstream.contiguous(), None, wants, *ctx.settings
+def _gradients_by_token(
+    ctx: Any, upstream: Tensor | None, _: None, entropy_upstream: Tensor | None, __: None
+) -> tuple[Any, ...]:
+    """The gradients of hidden, weight and bias."""
+    nothing = (None,) * len(ctx.needs_input_grad)
+    if entropy_upstream is not None:
+        entropy_upstream = entropy_upstream.contiguous()
+        upstream = torch.zeros_like(entropy_upstream) if upstream is None else upstream
+    if upstream is None:
+        return nothing
+    operands, wants = saved_operands(ctx), list(ctx.needs_input_grad[:3])
+    gradients = linear_cross_entropy_by_token_backward(
+        *operands, upstream.contiguous(), wants, entropy_upstream, *ctx.settings
     )
-    dtype = operands[0].dtype  # the factor is 1: d_W and d_b may have to be rounded yet
-    finished = [
-        (d if d.dtype == dtype else scaled(d, factor, dtype)) if want else None
-        for d, want in zip(gradients, wants, strict=True)
-    ]
-    return *finished, *(None,) * (len(ctx.needs_input_grad) - 3)
+    finished = (d if want else None for d, want in zip(gradients, wants, strict=True))
+    return *finished, *nothing[3:]
 
 
 scaled = operator("scaled", _scaled, _shape_of_scaled)
@@ -172,3 +197,6 @@ linear_cross_entropy_by_token = differentiable(
     "linear_cross_entropy_by_token", _forward_by_token, _shapes_by_token, _set_up_by_token,
     _gradients_by_token,
 )  # fmt: skip
+linear_cross_entropy_by_token_backward = operator(
+    "linear_cross_entropy_by_token_backward", slices_by_token, _shapes_by_token_backward
+)
