@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -94,28 +93,6 @@ def test_hidden_communication_is_what_runs_beside_computing():
     actual = distributed_worker.overlap(pieces)
     assert actual == {"communication_ms": 6.0, "hidden_share": 2.5 / 6}
     assert distributed_worker.overlap([piece("gemm", 0, 5)]) == dict.fromkeys(actual)
-
-
-def test_the_model_of_more_processes_by_hand():
-    bandwidths = {"all_gather_gb_s": 2.0, "reduce_scatter_gb_s": 1.0}
-    weights_mib = 8e9 / 2**20
-    # Of 8 GB a process of two sends 4: twice at 2 GB/s and once at 1 GB/s.
-    sent = distributed.communication_ms("fsdp2-3", weights_mib, 2, **bandwidths)
-    assert sent == pytest.approx(8000)
-    assert distributed.communication_ms("zero-2", weights_mib, 8, **bandwidths) == pytest.approx(
-        7000 / 2 + 7000
-    )
-    assert distributed.communication_ms("fsdp2-3", weights_mib, 1, **bandwidths) == 0
-    assert distributed.step_time_ms(1000, sent, hidden_share=0.75) == pytest.approx(3000)
-    memory = partial(distributed.memory_mib, regathered_mib=100)
-    assert memory("fsdp2-2", 1000, 300, 1) == memory("fsdp2-3", 1000, 300, 1) == 1000
-    assert memory("fsdp2-2", 1000, 300, 4) == pytest.approx(775)
-    assert memory("fsdp2-3", 1000, 300, 4) == pytest.approx(675)
-    with pytest.raises(ValueError, match="'offload'"):
-        distributed.communication_ms("offload", 1, 2, **bandwidths)
-    for strategy, processes in (("fsdp2-2", 0), ("zero-3", 2)):
-        with pytest.raises(ValueError, match=f"'{strategy}', processes={processes}: need fsdp2"):
-            memory(strategy, 1000, 300, processes)
 
 
 # --- real jobs -----------------------------------------------------------------------------------

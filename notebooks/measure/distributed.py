@@ -14,8 +14,6 @@ each in a fresh process of its own. `provider` names an arm, and `model` a confi
 
 Before its steps a job trains the plain Hugging Face model in one process, on the sequences of all
 processes one by one; losses or the first gradient's norm outside the band are `wrong`.
-
-`step_time_ms` and `memory_mib` are a model of more processes, from the rows of one and two.
 """
 
 import socket
@@ -31,8 +29,6 @@ from measure.distributed_worker import OPTIMIZERS, STRATEGIES, is_deepspeed
 
 EXPERIMENT = "distributed"
 TIMEOUT_S = 540.0
-# How often a step gathers all weights: stage 3 does so for the backward pass once more.
-GATHERS = {"fsdp2-2": 1, "fsdp2-3": 2, "zero-2": 1, "zero-3": 2}
 
 
 def cases(
@@ -112,59 +108,3 @@ def require_available(case: Case) -> None:
             f"needs {case['processes']} GPUs, one a process; this machine has {there}"
         )
     arm.check_available(case["device"], case["dtype"])
-
-
-# --- communication, and a model of more processes -----------------------------------------------
-
-
-def communication_ms(
-    strategy: str, weights_mib: float, processes: int, *, all_gather_gb_s: float,
-    reduce_scatter_gb_s: float,
-) -> float:  # fmt: skip
-    """Time of a step's communication if nothing else ran: s · (g / A + 1 / R).
-
-    s = weights · (N - 1) / N is what each of N processes sends to gather all weights once, or to
-    reduce all gradients (of the weights' dtype); g is how often a step gathers (`GATHERS`); A and R
-    are the bandwidths measured for the two, in 1e9 bytes a second.
-
-    Raises:
-        ValueError: a strategy whose step has no such formula, or less than one process.
-    """
-    if strategy not in GATHERS or processes < 1:
-        raise ValueError(
-            f"strategy={strategy!r}, processes={processes}: need one of {', '.join(GATHERS)} and "
-            "at least 1"
-        )
-    sent = weights_mib * 2**20 * (processes - 1) / processes
-    return sent * (GATHERS[strategy] / all_gather_gb_s + 1 / reduce_scatter_gb_s) / 1e6
-
-
-def step_time_ms(single_ms: float, communication: float, hidden_share: float) -> float:
-    """Step time of N processes: T(1) + (1 - h) · communication(N).
-
-    T(1) is the step of one process under the same strategy, h the share of communication that
-    computing hides. Both are taken not to change with N, for a process keeps its own batch: a
-    prediction beyond the processes that were measured holds as far as bandwidth and h do.
-    """
-    return single_ms + (1 - hidden_share) * communication
-
-
-def memory_mib(
-    strategy: str, peak_mib: float, state_mib: float, processes: int, *, regathered_mib: float
-) -> float:
-    """Device memory of each of N processes under FSDP2: M(1) - (1 - 1/N) · state - regathered.
-
-    M(1) is one process's peak under "fsdp2-2", where gathered weights stay. It is reached at the
-    loss, where there are no gradients yet, so that only the state between steps (weights,
-    optimizer) is divided by N. "fsdp2-3" has by then given back the weights that it gathers anew
-    for the backward pass, all layers but one: `regathered_mib`, with more than one process.
-
-    Raises:
-        ValueError: another strategy, or less than one process.
-    """
-    if not strategy.startswith("fsdp2") or processes < 1:
-        raise ValueError(
-            f"strategy={strategy!r}, processes={processes}: need fsdp2-2 or fsdp2-3 and at least 1"
-        )
-    given_back = regathered_mib if strategy == "fsdp2-3" and processes > 1 else 0.0
-    return peak_mib - (1 - 1 / processes) * state_mib - given_back
