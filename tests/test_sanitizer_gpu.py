@@ -33,6 +33,8 @@ ROLES = {
     "hopper": [hopper._hopper_swiglu_kernel],
     "split": [split_hopper._hopper_split_product_kernel],
 }
+# cuBLAS's own kernels, in which racecheck finds hazards where they split K over a cluster.
+CUBLAS = re.compile(r"access at nvjet_\w+\+0x")
 SITE = re.compile(r"access at \S*\+0x[0-9a-f]+ in (\S+\.py):(\d+)")
 
 
@@ -46,8 +48,8 @@ def sanitizer() -> str:
 
 
 def races(said: str, name: str) -> list[str]:
-    """Those reported, but for the telling of roles: both sites in the kernel, outside all roles."""
-    kernels = [(k.fn, *inspect.getsourcelines(k.fn)) for k in ROLES[name]]
+    """Those reported of our kernels, but for the telling of roles: both sites outside all roles."""
+    kernels = [(k.fn, *inspect.getsourcelines(k.fn)) for k in ROLES.get(name, ())]
 
     def told(where: str, line: str) -> bool:
         return any(
@@ -62,7 +64,9 @@ def races(said: str, name: str) -> list[str]:
 
     found = said.split("Race reported between")[1:]
     assert found, said[-6000:]
-    return [race[:1000] for race in found if not telling(race)]
+    return [
+        race[:1000] for race in found if not telling(race) and len(CUBLAS.findall(race)) < 2
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("tool", CLEAN)
@@ -78,7 +82,7 @@ def test_nothing_is_found(name, tool):
     )  # fmt: skip
     said = done.stdout + done.stderr
     assert f"{name}: ran" in said, said[-6000:]
-    if tool == "racecheck" and name in ROLES and CLEAN[tool] not in said:
+    if tool == "racecheck" and CLEAN[tool] not in said:
         assert races(said, name) == []
     else:
         assert CLEAN[tool] in said, said[-6000:]
