@@ -304,7 +304,7 @@ def test_lab_uses_this_python_and_none_of_the_homes_kernels(monkeypatch, tmp_pat
     assert command[:3] == [sys.executable, "-m", "jupyterlab"]
     assert command[-1] == "--no-browser"
     assert ("--allow-root" in command) == (os.geteuid() == 0), "root needs leave to start it"
-    assert any(part.endswith("=/lab/tree/notebooks/05_anatomy.ipynb") for part in command)
+    assert any(part.endswith("=/lab/tree/notebooks/00_tour.ipynb") for part in command)
     assert "FUSEDLIB_STATIC" not in env, "widgets are for whoever sits before them"
     [name] = [part.rpartition("=")[2] for part in command if "kernel_spec_manager_class" in part]
     kernels = import_item(name)()
