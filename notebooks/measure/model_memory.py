@@ -616,7 +616,7 @@ def by_keeper(forwards: pd.DataFrame) -> pd.DataFrame:
     names = {f"saved_{name}_bytes": keeper for name, keeper in KEEPERS.items()}
     gib = {name: forwards.get(name, np.nan) / GIB for name in names}
     parts = _melted(forwards.assign(**gib), names, "keeper", "kept_gib")
-    others = [name for name in ("recording", "case", "keeper") if name in parts]
+    others = [name for name in ("machine", "recording", "case", "keeper") if name in parts]
     kept = parts.groupby(others, observed=True)["kept_gib"].transform("sum")
     summed = parts.assign(kept_gib=kept).drop_duplicates(others)
     summed.attrs = dict(forwards.attrs)
