@@ -517,9 +517,9 @@ def _cases(sizes: Sizes) -> list[Case]:
 
 PHASES = {"forward": "forward pass", "backward": "backward pass", "step": "update"}
 KINDS = {
-    "weights": "weights", "optimizer": "AdamW's moments", "gradients": "gradients",
-    "activations": "kept activations", "casts": "bf16 copies of weights",
-    "temporaries": "temporary tensors", "other": "workspaces and data",
+    "other": "workspaces and data", "weights": "weights", "gradients": "gradients",
+    "optimizer": "AdamW's moments", "activations": "kept activations",
+    "casts": "bf16 copies of weights", "temporaries": "temporary tensors",
 }  # fmt: skip
 KEEPERS = {
     "mlp": "MLP", "attention": "attention", "attention_norm": "norms", "mlp_norm": "norms",
