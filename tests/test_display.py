@@ -91,6 +91,14 @@ def test_axes_that_are_off_say_nothing():
     assert not picture.figure.axes[3].texts
 
 
+def test_lines_that_begin_at_zero_are_all_in_view():
+    """The first panel fixed the axis that all share, and a later panel's points were cut off."""
+    points = pd.DataFrame({"x": 1, "y": [1.0, 9.0], "by": "eager", "panel": ["a", "b"]})
+    for ax in plots.lines(points, "x", "y", "by", panel="panel", zero=True).figure.axes:
+        low, high = ax.get_ylim()
+        assert low == 0 and high > 9
+
+
 def test_names_of_one_colour_differ_by_marker_and_dash(monkeypatch):
     """Points have no dash: of a colour that came again both were the same mark."""
     monkeypatch.setattr(style, "_slot", int)

@@ -4,6 +4,7 @@ import gc
 import weakref
 from collections import Counter
 
+import pandas as pd
 import pytest
 import torch
 
@@ -249,3 +250,80 @@ def test_bad_plans_are_refused():
         plans([3], [], [])
     with pytest.raises(ValueError, match="repetitions must be at least 1, got 0"):
         plans([1], [], [], repetitions=0)
+
+
+# --- what follows from rows ----------------------------------------------------------------------
+
+
+def plan_rows(**statuses):
+    """Rows of plans of one small model: a GiB and a second more each, by hand."""
+    cases = plans([1, 2], [2], [1])
+    names = [model_memory.plan_name(model_memory.plan_of(one)) for one in cases]
+    return pd.DataFrame([
+        {**one, "case": name, "recording": "a", "status": statuses.get(one["plan"], "ok"),
+         "peak_mib": (n + 1) * 1024.0, "ratio": None if one["plan"] == "none" else 1 + n / 10}
+        for n, (one, name) in enumerate(zip(cases, names, strict=True))
+    ])  # fmt: skip
+
+
+def test_a_plan_has_a_name_and_its_time_by_counting_passes():
+    rows = model_memory.described(plan_rows()).set_index("plan_name")
+    assert [*rows.index.categories] == [
+        "no checkpoint", "first block", "every block", "every 2 blocks", "every 2 blocks, nested",
+    ]  # fmt: skip
+    assert rows.loc["every block", ["peak_gib", "setting"]].tolist() == [2.0, "nano, 8 tokens"]
+    again = rows["counted_ratio"] * 3 - 2  # passes; a backward pass takes two of them
+    assert again.round(9).to_dict() == {
+        "no checkpoint": 1, "first block": 1.5, "every block": 2, "every 2 blocks": 2,
+        "every 2 blocks, nested": 2.5,
+    }  # fmt: skip
+    over = (
+        rows["peak_gib"]
+        * 1024
+        / [model_memory.counted_mib(c) for c in plan_rows().to_dict("records")]
+    )
+    assert rows["over"].tolist() == pytest.approx((over - 1).tolist())
+
+
+@pytest.mark.parametrize(
+    ("status", "time"), [("ok", 1.0), ("oom", None), ("oom (predicted)", None)]
+)
+def test_no_checkpoint_is_one_where_it_ran(status, time):
+    rows = model_memory.described(plan_rows(none=status)).set_index("plan_name")
+    first = rows.loc["no checkpoint", "ratio"]
+    assert first == time if time else pd.isna(first)
+    assert rows.loc["every block", "ratio"] == 1.1
+
+
+def test_a_plan_costs_memory_and_time():
+    costs = model_memory.by_cost(model_memory.described(plan_rows()))
+    by = costs.set_index(["what", "plan_name"])["cost"]
+    assert (by["peak_gib", "every 2 blocks"], by["ratio", "every 2 blocks"]) == (3.0, 1.2)
+    assert len(costs) == 10
+
+
+def test_the_norms_of_a_forward_are_one_part():
+    parts = ("mlp", "attention", "attention_norm", "mlp_norm", "last_norm", "output", "loss")
+    saved = {f"saved_{part}_bytes": 2**30 * (n + 1) for n, part in enumerate(parts)}
+    row = {"case": "one", "recording": "a", **saved}
+    kept = model_memory.by_keeper(pd.DataFrame([row, row | {"case": "other"}]))
+    by = kept.set_index(["case", "keeper"])["kept_gib"]
+    assert by["one"].to_dict() == by["other"].to_dict() == {
+        "MLP": 1, "attention": 2, "norms": 3 + 4 + 5, "output and loss": 6 + 7,
+        "bf16 copies of weights": 0,
+    }  # fmt: skip
+
+
+def test_each_phase_of_the_second_step_at_its_highest():
+    figures = Measure()(case("step", "bf16 autocast"))
+    rows = pd.DataFrame([{**case("step", "bf16 autocast"), **figures, "status": "ok"},
+                         {**case("step", "fp32"), "status": "oom"}])  # fmt: skip
+    found = model_memory.by_moment(model_memory.described(rows))
+    held = found.groupby("moment")["part_gib"].sum() * 1024
+    for phase, name in model_memory.PHASES.items():
+        highest = figures[f"peak_in_{phase}_mib"]
+        assert held[name] == pytest.approx(highest, rel=0.01), "of the moments that are listed"
+        over = found.loc[found["moment"] == name, "in_weights"].unique()
+        assert over == pytest.approx([highest * MIB / figures["weights_bytes"]])
+    update = found[found["moment"] == "update"].set_index("part")["part_gib"]
+    assert update["gradients"] > 0 and update["kept activations"] < update["gradients"] / 100

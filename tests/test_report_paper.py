@@ -21,6 +21,7 @@ from claims_checks import (
     check_one_to_eight_by_name,
     check_some_change_makes_each_false,
 )
+from fusedlib.bench import machine as machines
 from fusedlib.bench.step_clock import pace_setter
 from measure.profiles.columns import SETTERS
 from measure.recording import paths, results
@@ -241,16 +242,20 @@ def test_the_table_of_busy_steps_and_its_claim_name_one_pace_setter(products: Pa
 def test_a_time_over_a_pass_that_did_not_fit_is_not_drawn(products: Path) -> None:
     """It was taken as 3/4 of the checkpointed one, so that a mark lay on the line of 4/3."""
     [drawn] = [m for _, m in shown_by(products, "09_model_memory") if m.get("name") == PLANS]
-    points = pd.read_csv(io.StringIO(drawn["data"])).query("source == 'measured'")
+    points = pd.read_csv(io.StringIO(drawn["data"]))
     kept = rows_of("09_model_memory", experiment="checkpoint", precision="bf16", model="2.7b")
-    assert {*points["machine"]} == {*kept["machine"]}
-    for machine, part in points.groupby("machine"):
-        measured = kept[kept["machine"] == machine]
+    peaks, times = (points[points["panel"].str.startswith(what)] for what in ("peak", "time"))
+    assert len(peaks) + len(times) == len(points)
+    for machine in sorted({*kept["machine"]}):
+        measured, label = kept[kept["machine"] == machine], machines.label(machine)
+        marks = times.loc[times["machine"].isin([machine, label]), "value"]
         without = measured["ratio"].dropna()
-        with_time = part.loc[part["plan"] != "none", "time"].dropna()
-        assert len(with_time) == len(without) and np.isin(with_time, without).all(), machine
-        assert len(part) == len(measured), "what it holds was measured, and is drawn"
-    assert points["time"].isna().any() and points["time"].notna().any()
+        fitted = bool(len(measured[measured["plan"] == "none"]))
+        assert len(marks) == len(without) + fitted, machine
+        assert np.isclose(marks.to_numpy()[:, None], [*without, 1.0]).any(axis=1).all(), machine
+        held = peaks["machine"].isin([machine, label]).sum()
+        assert held == measured["case"].nunique(), "what it holds was measured, and is drawn"
+    assert {*times["machine"]} < {*peaks["machine"]}
 
 
 PLANS = "model-memory-plans"

@@ -238,6 +238,10 @@ def test_unmeasured_says_why():
     _, lines = cells(lambda: failed.unmeasured())
     assert lines == [["unavailable", "the package quack is not installed", "fusedlib, PyTorch",
                       "4"]]  # fmt: skip
+    _, lines = cells(lambda: failed.unmeasured(by="dtype"))
+    assert [line[2] for line in lines] == ["bf16"]
+    with pytest.raises(ValueError, match="no column 'depth'"):
+        failed.unmeasured(by="depth")
 
 
 # --- where rows come from ------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import pandas as pd
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ from measure.allocator_history import History, KnownAddresses, watching
 from measure.pass_memory import noting_saved
 from measure.recording import paths
 from measure.step_memory import Casts, curve, gradients_of, moments_of, total, watched_steps
-from measure.study import Experiment, PerRun, Positive, Study
+from measure.study import Column, Experiment, PerRun, Positive, Study
 from measure.transformer_trainer import Trainer
 from models import activations, checkpointed, transformer
 from models.checkpointed import CheckpointPlan
@@ -40,7 +41,7 @@ STEPS = 2  # the second has AdamW's moments from its beginning
 WHOLE = CheckpointPlan("none")
 POINTS, LARGEST = 400, 8
 GIB = 2**30
-PROGRAM = ("model", "context_length", "batch_size", "attention", "precision", "device")
+SETTING = ("model", "context_length", "batch_size", "attention", "precision", "device")
 # The parts that `models.activations` names, by the modules' names.
 PARTS = {
     "attention_norm": "attention norm", "attention": "attention", "mlp_norm": "mlp norm",
@@ -162,6 +163,13 @@ def check_size(case: Mapping[str, Any]) -> None:
     width = activations.widths(str(case["precision"])).weight
     held = 2 * shape_of(case).num_parameters * width if case["experiment"] == "checkpoint" else 0
     require_memory((counted_mib(case) * MIB + held) / GIB, case["device"])
+
+
+def block_bytes(row: Mapping[str, Any]) -> tuple[int, int]:
+    """Bytes of a block's input and of all that the block keeps for its backward pass."""
+    shape, precision, batch = shape_of(row), str(row["precision"]), int(row["batch_size"])
+    kept = activations.of_block(shape, precision, str(row["device"]), batch)
+    return activations.tensor_bytes(shape, precision, batch), activations.total(kept)
 
 
 # --- what runs -----------------------------------------------------------------------------------
@@ -296,7 +304,7 @@ class Measure:
         """The case's model. Its gradients are there from the beginning, as in accumulation, and
         those of a checkpoint at every block, run twice, say what is true and how true it is.
         """
-        key = tuple(case[name] for name in PROGRAM)
+        key = tuple(case[name] for name in SETTING)
         if self._program is None or key != self._key:
             self._forget(case["device"])
             program = Program.of(case, "forward+backward")
@@ -507,7 +515,149 @@ def _cases(sizes: Sizes) -> list[Case]:
     return cases
 
 
+PHASES = {"forward": "forward pass", "backward": "backward pass", "step": "update"}
+KINDS = {
+    "other": "workspaces and data", "weights": "weights", "gradients": "gradients",
+    "optimizer": "AdamW's moments", "activations": "kept activations",
+    "casts": "bf16 copies of weights", "temporaries": "temporary tensors",
+}  # fmt: skip
+KEEPERS = {
+    "mlp": "MLP", "attention": "attention", "attention_norm": "norms", "mlp_norm": "norms",
+    "last_norm": "norms", "output": "output and loss", "loss": "output and loss",
+    "casts": "bf16 copies of weights",
+}  # fmt: skip
+PLANS = {
+    "none": "no checkpoint", "first": "some blocks", "segments": "all blocks", "nested": "nested",
+}  # fmt: skip
+COLUMNS = {
+    "experiment": Column(
+        "experiment", names={"pass": "passes", "checkpoint": "forward and backward"}
+    ),
+    "mode": Column(
+        "mode",
+        names={"forward, no_grad": "forward pass without gradients", "forward": "forward pass",
+               "step": "training step"},
+    ),
+    "model": Column("model"),
+    "context_length": Column("tokens a sequence", ",d", log=True),
+    "attention": Column("attention", names={"plain": "plain attention", "sdpa": "fused attention"}),
+    "precision": Column(
+        "precision", names={"fp32": "fp32", "bf16 autocast": "bf16 autocast", "bf16": "bf16"}
+    ),
+    "setting": Column("model"),
+    "peak_gib": Column("peak, GiB", "3", log=True),
+    "counted_gib": Column("by hand, GiB", "3"),
+    "over": Column("above the count", "2%"),
+    "in_weights": Column("held, over the weights", "3×"),
+    "moment": Column("highest in the", names={name: name for name in PHASES.values()}),
+    "part": Column("held", names={name: name for name in KINDS.values()}),
+    "part_gib": Column("held", "3 GiB"),
+    "keeper": Column("kept by", names={name: name for name in KEEPERS.values()}),
+    "kept_gib": Column("kept for the backward pass", "3 GiB"),
+    "plan": Column("checkpoints", names=PLANS),
+    "plan_name": Column("checkpoint"),
+    "blocks": Column("blocks of a segment", ",d", log=True),
+    "ratio": Column("times as long", "3×"),
+    "counted_ratio": Column("by hand", "3×"),
+    "cost": Column("GiB, or times as long", "3"),
+    "what": Column("figure", names={"peak_gib": "peak", "ratio": "time"}),
+    "events_peak_mib": Column("sum of the history, MiB", ",d"),
+    "requested_peak_mib": Column("asked for, MiB", ",d"),
+    "peak_mib": Column("handed out, MiB", ",d"),
+    "reserved_peak_mib": Column("in reserve, MiB", ",d"),
+}  # fmt: skip
+
+
+def described(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with what follows from them.
+
+    Of every row `setting`, the model with its tokens; `peak_gib` and `counted_gib`, the peak
+    measured and by formula, and `over`, by what share it lies above. Of a plan `plan_name`;
+    `ratio`, its time over that of no checkpoint in the same turns, which is 1 for no checkpoint
+    where that ran; `counted_ratio`, the same by counting passes.
+    """
+    used = ["peak_mib", "ratio", "mode", "plan", "blocks", *SETTING]
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *used])))
+    cases = rows.to_dict("records")
+    plans = {at: plan_of(case) for at, case in enumerate(cases) if case["plan"] in PLANS}
+    names = [plan_name(plans[at]) if at in plans else None for at in range(len(cases))]
+    ordered = sorted({*plans.values()}, key=lambda plan: ([*PLANS].index(plan.kind), plan.size))
+    passes = {at: plan.passes(shape_of(cases[at]).num_layers) for at, plan in plans.items()}
+    peak, counted = rows["peak_mib"].astype(float), pd.Series(map(counted_mib, cases), rows.index)
+    whole = (rows["plan"] == "none") & (rows["status"] == "ok")
+    return rows.assign(
+        setting=[f"{c['model']}, {c['context_length']:,.0f} tokens" for c in cases],
+        peak_gib=peak * MIB / GIB, counted_gib=counted * MIB / GIB, over=peak / counted - 1,
+        plan_name=pd.Categorical(names, list(map(plan_name, ordered))),
+        ratio=rows["ratio"].astype(float).mask(whole, 1.0),
+        counted_ratio=[(passes[at] + 2) / 3 if at in passes else None for at in range(len(cases))],
+    )  # fmt: skip
+
+
+def plan_name(plan: CheckpointPlan) -> str:
+    """Such as "every 2 blocks", as a reader would say it."""
+    every = "every block" if plan.size == 1 else f"every {plan.size} blocks"
+    first = "first block" if plan.size == 1 else f"first {plan.size} blocks"
+    return {
+        "none": "no checkpoint", "first": first, "segments": every, "nested": f"{every}, nested",
+    }[plan.kind]  # fmt: skip
+
+
+def by_cost(plans: pd.DataFrame) -> pd.DataFrame:
+    """Of each plan two rows, its peak and its time over that of no checkpoint: `what` and `cost`.
+
+    A machine on which a pass without checkpoints did not fit has no such time.
+    """
+    return _melted(plans, {"peak_gib": "peak_gib", "ratio": "ratio"}, "what", "cost")
+
+
+def by_keeper(forwards: pd.DataFrame) -> pd.DataFrame:
+    """Of each forward a row a part of the model: `keeper`, and `kept_gib`, what it keeps."""
+    names = {f"saved_{name}_bytes": keeper for name, keeper in KEEPERS.items()}
+    gib = {name: forwards.get(name, np.nan) / GIB for name in names}
+    parts = _melted(forwards.assign(**gib), names, "keeper", "kept_gib")
+    others = [name for name in ("machine", "recording", "case", "keeper") if name in parts]
+    kept = parts.groupby(others, observed=True)["kept_gib"].transform("sum")
+    summed = parts.assign(kept_gib=kept).drop_duplicates(others)
+    summed.attrs = dict(forwards.attrs)
+    return summed
+
+
+def by_moment(steps: pd.DataFrame) -> pd.DataFrame:
+    """Of each step a row a part at the highest moment of each phase of its second step.
+
+    `moment` is the phase and `in_weights` its highest over the weights; `part` and `part_gib` are
+    what is held at the highest of the moments that the row lists.
+    """
+    columns = [name for name in steps if not str(name).startswith("live_")]
+    found = []
+    for at, row in steps[steps["mode"] == "step"].iterrows():
+        if row["status"] != "ok":
+            continue
+        held = pd.DataFrame({part: row[f"live_{kind}_mib"] for kind, part in KINDS.items()})
+        ends = dict(zip(row["moment_names"], row["moment_at"], strict=True))
+        for (_, low), (name, high) in pairwise([*ends.items()][-len(PHASES) - 1 :]):
+            inside = held[[low - 1 <= moment <= high for moment in row["live_at"]]]
+            highest = inside.loc[inside.sum(axis=1).idxmax()]
+            phase = name.split()[0]
+            over = row[f"peak_in_{phase}_mib"] * MIB / row["weights_bytes"]
+            found += [(at, PHASES[phase], over, part, mib * MIB / GIB)
+                      for part, mib in highest.items()]  # fmt: skip
+    names = ["at", "moment", "in_weights", "part", "part_gib"]
+    rows = steps[columns].join(pd.DataFrame(found, columns=names).set_index("at"), how="inner")
+    rows.attrs = dict(steps.attrs)
+    return rows
+
+
+def _melted(rows: pd.DataFrame, names: Mapping[str, str], name: str, value: str) -> pd.DataFrame:
+    """A row for each of some columns, by their names."""
+    pieces = [rows.assign(**{name: text, value: rows[column]}) for column, text in names.items()]
+    every = pd.concat(pieces, ignore_index=True)
+    every.attrs = dict(rows.attrs)
+    return every
+
+
 STUDY = Study(
     "09_model_memory", Sizes,
-    [Experiment("passes and plans", PerRun(lambda sizes: Measure()), _cases)],
+    [Experiment("passes and plans", PerRun(lambda sizes: Measure()), _cases)], COLUMNS, described,
 )  # fmt: skip

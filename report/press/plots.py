@@ -72,13 +72,13 @@ def lines(
                 last = line.sort_values(x).iloc[-1]
                 named[str(name)] = (float(last[x]), float(last[y]))
         _scales(ax, logx, logy, grid, spec)
-        if zero and not logy:
-            ax.set_ylim(bottom=0)
         if reference is not None:
             style.reference_line(ax, y=reference)
         ax.set_xlabel(xlabel or x)
         labelled.append((ax, [(*end, name) for name, end in named.items()]))
     for ax, ends in labelled:  # when every panel has widened the axis that they share
+        if zero and not logy:
+            ax.set_ylim(bottom=0)
         _end_labels(ax, ends)
     axes[0].set_ylabel(_title(ylabel or y, spec))
     return Picture(fig, data, _alt("Lines", data, x, y, by, panel, spec, ylabel, card))

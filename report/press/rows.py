@@ -223,11 +223,11 @@ class Rows(pd.DataFrame):
         display.table(wide, formats=formats, **shown._words("table", options))
         return None
 
-    def unmeasured(self, **options: Any) -> None:
-        """Show which cases have no figure, and why."""
-        rows = self.assign(provider=[self._as_read("provider", name) for name in self["provider"]])
+    def unmeasured(self, by: str = "provider", **options: Any) -> None:
+        """Show which cases have no figure, named by a column, and why."""
+        rows = self.assign(**{by: [self._as_read(by, name) for name in self._column(by)]})
         words = self._words("table", {"title": "Cases without a figure"} | options)
-        display.table(unmeasured(rows), empty="none", **words)
+        display.table(unmeasured(rows, by), empty="none", **words)
 
     def explore(self, *menus: str) -> "Explorer":
         """Menus for these columns over any picture: `rows.explore("dtype").points(y="model")`."""
