@@ -242,7 +242,7 @@ COLUMNS = {
         "operation",
         names={"loss": "linear cross entropy", "norm": "residual and RMSNorm", "rope": "RoPE",
                "step": "whole steps", "memory": "by the allocator's history",
-               "gradients": "at equal weights"},
+               "gradients": "at equal weights", "distributed": "under DeepSpeed"},
     ),
     "family": Column("implementation"),
     "switch": Column("switch", names={name: name for name in SWITCHES.values()}),
@@ -262,16 +262,18 @@ COLUMNS = {
         names={"published": "published", "offload-throttled": "as published",
                "offload": "its defaults"},
     ),
-    "series": Column("what grows", names={"batch": "batch", "context": "context"}),
+    "series": Column(
+        "what grows", names={"batch_size": "batch grows", "context_length": "context grows"}
+    ),
     "weights_on": Column(
         "weights", names={"CPU": "weights on the CPU, published", "GPU": "weights on the GPU"}
     ),
     "figure": Column(
         "figure", names={"rate": "thousand tokens/s", "memory": "activations, GiB"}
     ),
-    "value": Column("value", "3"),
-    "batch_size": Column("batch", ",d"),
-    "context_length": Column("context", ",d"),
+    "value": Column("throughput and memory", "3"),
+    "batch_size": Column("batch", ",d", log=True),
+    "context_length": Column("context", ",d", log=True),
     "size": Column("batch × context"),
     "hidden_size": Column("hidden size", ",d", log=True),
     "tokens": Column("tokens a step", ",d", log=True),
@@ -349,7 +351,8 @@ def from_tables(tables: pd.DataFrame) -> pd.DataFrame:
 def grown(rows: pd.DataFrame) -> pd.DataFrame:
     """Forward and backward passes at several sizes, a row in each `series` that it belongs to.
 
-    Those of "context" have the headline's batch, those of "batch" the context of all other batches.
+    Those of "context_length" have the headline's batch, those of "batch_size" the context of all
+    other batches.
     """
     steps = rows[rows["group"].isin(["arms", "sizes"]) & (rows["experiment"] == "step")]
     run = [steps["machine"], steps["recording"]]
@@ -357,9 +360,8 @@ def grown(rows: pd.DataFrame) -> pd.DataFrame:
     same_batch = steps["batch_size"] == batch.groupby(run, observed=True).transform("first")
     length = steps["context_length"].mask(same_batch)
     same_length = steps["context_length"] == length.groupby(run, observed=True).transform("first")
-    return pd.concat(
-        [steps[same_length].assign(series="batch"), steps[same_batch].assign(series="context")]
-    )
+    series = {"batch_size": same_length, "context_length": same_batch}
+    return pd.concat([steps[alike].assign(series=name) for name, alike in series.items()])
 
 
 def with_figures(rows: pd.DataFrame) -> pd.DataFrame:
