@@ -439,10 +439,9 @@ def test_published_figures_have_the_columns_of_rows():
     )
     assert one["tokens_per_s"] == 320.09 and one["tokens"] == 1024
     assert one["activations_gib"] == pytest.approx(3596417536 / 2**30)
-    sizes = study.grown(rows).groupby("series")["size"].agg(lambda size: sorted(set(size)))
-    assert len(sizes["batch_size"]) == 8 and "112 × 1,024" in sizes["batch_size"]
-    assert len(sizes["context_length"]) == 7 and "4 × 24,576" in sizes["context_length"]
-    assert "4 × 1,024" in sizes["batch_size"] and "4 × 1,024" in sizes["context_length"]
+    sizes = study.grown(rows).groupby("grows")["grown_to"].agg(lambda size: sorted(set(size)))
+    assert sizes["batch"] == [1, 4, 8, 16, 32, 64, 96, 112]
+    assert sizes["context"] == [512, 1024, 2048, 4096, 8192, 16384, 24576]
 
 
 def test_steps_and_peaks_come_apart_into_figures_and_parts():

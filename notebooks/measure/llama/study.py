@@ -242,7 +242,7 @@ SWITCHES = {
 COLUMNS = {
     "experiment": Column(
         "operation",
-        names={"loss": "linear cross entropy", "norm": "residual and RMSNorm", "rope": "RoPE",
+        names={"loss": "loss", "norm": "norm", "rope": "rope",
                "step": "whole steps", "memory": "by the allocator's history",
                "gradients": "at equal weights", "distributed": "under DeepSpeed"},
     ),
@@ -264,9 +264,8 @@ COLUMNS = {
         names={"published": "published", "offload-throttled": "as published",
                "offload": "its defaults"},
     ),
-    "series": Column(
-        "what grows", names={"batch_size": "batch grows", "context_length": "context grows"}
-    ),
+    "grows": Column("what grows", names={"batch": "batch", "context": "context"}),
+    "grown_to": Column("sequences, or tokens of four sequences", ",d", log=True),
     "weights_on": Column(
         "weights", names={"CPU": "weights on the CPU, published", "GPU": "weights on the GPU"}
     ),
@@ -351,19 +350,23 @@ def from_tables(tables: pd.DataFrame) -> pd.DataFrame:
 
 
 def grown(rows: pd.DataFrame) -> pd.DataFrame:
-    """Forward and backward passes at several sizes, a row in each `series` that it belongs to.
+    """Forward and backward passes at several sizes, a row for each size that `grows` in it.
 
-    Those of "context_length" have the headline's batch, those of "batch_size" the context of all
-    other batches.
+    Those of "context" have the headline's batch, those of "batch" the context of all other batches;
+    `grown_to` is the context or the batch.
     """
     steps = rows[rows["group"].isin(["arms", "sizes"]) & (rows["experiment"] == "step")]
     run = [steps["machine"], steps["recording"]]
-    batch = steps["batch_size"].where(steps["group"] == "arms")
-    same_batch = steps["batch_size"] == batch.groupby(run, observed=True).transform("first")
-    length = steps["context_length"].mask(same_batch)
-    same_length = steps["context_length"] == length.groupby(run, observed=True).transform("first")
-    series = {"batch_size": same_length, "context_length": same_batch}
-    return pd.concat([steps[alike].assign(series=name) for name, alike in series.items()])
+    batch, length = steps["batch_size"], steps["context_length"]
+    headline = batch.where(steps["group"] == "arms").groupby(run, observed=True)
+    same_batch = batch == headline.transform("first")
+    others = length.mask(same_batch).groupby(run, observed=True)
+    of_batch = steps[length == others.transform("first")]
+    of_context = steps[same_batch]
+    return pd.concat(
+        [of_batch.assign(grows="batch", grown_to=of_batch["batch_size"]),
+         of_context.assign(grows="context", grown_to=of_context["context_length"])]
+    )  # fmt: skip
 
 
 def with_figures(rows: pd.DataFrame) -> pd.DataFrame:
