@@ -3,19 +3,19 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
-import nbformat
+import pandas as pd
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from fusedlib.bench import check, machine, rivals, sustained
+from fusedlib.bench import check, rivals, sustained
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.settings import matmul_settings
 from measure import llama
-from measure.llama import alone, arms, exact, races
-from measure.recording import paths, results
-from press import replay
+from measure.llama import alone, arms, exact, races, study
+from measure.recording import results
+from press import published
 
 transformers = pytest.importorskip("transformers")
 TINY = {"model": "two layers", "dtype": "float32", "batch_size": 2, "context_length": 32,
@@ -403,36 +403,63 @@ def test_exact_gradients_are_those_of_float64_rounded_once():
 
 
 @pytest.mark.slow
-def test_the_notebook_tells_what_the_rules_say_of_rows_and_where_there_are_none(
-    tmp_path, monkeypatch, planted
-):
-    monkeypatch.setattr(
-        paths, "RECORDED", tmp_path
-    )  # which has a visitor's rows after `make report`
-    monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
-    monkeypatch.setenv(results.LEADING, machine.key())
+def test_the_first_rule_stands_in_columns_of_the_rows(tmp_path, planted):
+    own = recorder(tmp_path)
+    settings = LEARNING | {"dtype": "float32", "seed": 0, "step": 1}
+    own.sweep(
+        llama.cases("gradients", ["huggingface", "fused", "frozen"], **settings),
+        llama.Trajectory().measure,
+    )
+    rows = study.STUDY.derived(own.rows()).set_index("provider")
+    assert rows.loc[["huggingface", "fused"], "missed"].eq(0).all()
+    assert rows.loc[["huggingface", "fused"], "worst_gradient"].max() < 2
+    assert rows.loc["frozen", "missed"] == 1 and rows.loc["frozen", "worst_gradient"] > 2
 
-    def sentence():
-        cells = replay.analysis_of(paths.NOTEBOOKS / "11_llama.ipynb").notebook.cells
-        [cell] = [cell for cell in cells if cell.id == "llama-rules-said"]
-        return " ".join(nbformat.from_dict(o).data["text/plain"] for o in cell.outputs)
 
-    assert "has no rows of these rules" in sentence()
-    own = results.Recorder("11_llama", profile="quick")
-    arms = ["huggingface", "liger", "fused"]
-    settings = LEARNING | {"dtype": "float32", "seed": 0}
-    exact = llama.cases("first-steps", [llama.EXACT, *arms], steps=8, **settings)
-    own.sweep(exact, llama.measure)
-    own.sweep(llama.cases("gradients", arms, step=1, **settings), llama.Trajectory().measure)
-    rows = results.read_rows(own.path)
-    assert {(r["provider"], r["status"], r["reason"]) for r in rows if r["status"] != "ok"} <= {
-        ("liger", "unavailable", "needs a CUDA GPU, the inputs are on cpu")
+def test_an_error_that_is_missing_or_not_finite_is_the_largest():
+    names = {"parameters": ["a", "b"], "usual_errors": [0.1, 0.1], "dtype": "float32"}
+    errors = [[0.1, None], [0.1, 0.05], "NaN"]
+    rows = study.described(
+        pd.DataFrame([{**names, "gradient_errors": e, "provider": "fused"} for e in errors]
+                     + [{"provider": None, "gradient_errors": None}]).assign(
+            batch_size=1, context_length=2)
+    )  # fmt: skip
+    assert rows["worst_gradient"].tolist()[:3] == [float("inf"), 1.0, float("inf")]
+    assert rows["missed"].tolist()[:3] == [1, 0, 2]
+    assert rows[["worst_gradient", "missed"]].iloc[3].isna().all()
+
+
+def test_published_figures_have_the_columns_of_rows():
+    rows = study.from_tables(published.as_rows("llama", "11_llama"))
+    drawn = rows[rows["experiment"] == "step"]
+    assert len(drawn) == 24 and drawn["median_ms"].isna().all()
+    assert set(rows["weights_on"]) == {"CPU"} and set(rows["dtype"]) == {"float16"}
+    [one] = drawn[(drawn["size"] == "1 × 1,024") & (drawn["provider"] == "liger")].to_dict(
+        "records"
+    )
+    assert one["tokens_per_s"] == 320.09 and one["tokens"] == 1024
+    assert one["activations_gib"] == pytest.approx(3596417536 / 2**30)
+    sizes = study.grown(rows).groupby("grows")["grown_to"].agg(lambda size: sorted(set(size)))
+    assert sizes["batch"] == [1, 4, 8, 16, 32, 64, 96, 112]
+    assert sizes["context"] == [512, 1024, 2048, 4096, 8192, 16384, 24576]
+
+
+def test_steps_and_peaks_come_apart_into_figures_and_parts():
+    step = {
+        "provider": "fused-mlp",
+        "experiment": "step",
+        "median_ms": 2.0,
+        "activations_mib": 512.0,
     }
-    assert len(rows) == 7
-    assert "Of 2 arms that could be judged 2 pass both rules." in sentence()
-    frozen_too = llama.cases("gradients", ["frozen"], step=1, **settings)
-    own.sweep(frozen_too, llama.Trajectory().measure)
-    assert "Of 3 arms that could be judged 2 pass both rules; **frozen does not**." in sentence()
+    peak = {"provider": "huggingface", "experiment": "memory", "peak_weights_mib": 1024.0}
+    rows = study.described(pd.DataFrame([step, peak]).assign(batch_size=4, context_length=500))
+    assert rows[["family", "switch"]].fillna("").to_numpy().tolist() == [
+        ["fused", "MLP"], ["huggingface", ""],
+    ]  # fmt: skip
+    figures = study.with_figures(rows[:1]).set_index("figure")["value"]
+    assert figures.to_dict() == {"rate": 1000.0, "memory": 0.5}
+    parts = study.peak_parts(rows).set_index("part")["part_gib"]
+    assert list(parts.index) == [*study.PARTS.values()] and parts["weights"] == 1.0
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,18 @@
 """Study 11: what is measured of a whole Llama training step, in the order it is measured."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
+import numpy as np
+import pandas as pd
 from pydantic import Field, field_validator
 
 from fusedlib.bench import sustained
 from fusedlib.bench.cases import Case, require_known
+from fusedlib.bench.settings import MIB
 from measure import distributed, llama, study
 from measure.llama import operations
-from measure.study import Experiment, PerRun, Positive, Size, Study
+from measure.study import Column, Experiment, PerRun, Positive, Size, Study
 
 KNOWN = (
     "all", "step", "memory", "limit", *operations.TASKS, "distributed", "sustained", "product",
@@ -36,11 +39,11 @@ class Sizes(study.Sizes):
     """headline; or all"""
     few: list[str] = ["huggingface", "liger-without-flce", "liger", "fused"]
     """at the other sizes"""
-    batch_size: Positive = 2
+    batch_size: Positive = 4
     """sequences at the headline's size"""
     context: Context = 32
     """tokens a sequence there"""
-    batches: list[int] = [1, 4]
+    batches: list[int] = [1, 8]
     """sequences of `batch_context` tokens"""
     batch_context: Context = 16
     """tokens a sequence where the batch grows"""
@@ -54,8 +57,8 @@ class Sizes(study.Sizes):
     """seconds of a sustained measurement, after heating"""
     gemm_size: Size = 256
     """rows and columns of the plain product under load"""
-    precise: list[str] = ["huggingface", "fused"]
-    """arms in fp32, at both settings of its products"""
+    precise: list[str] = []
+    """arms in fp32, at both settings of its products; with some, trainings in float64 too"""
     precise_tokens: Context = 16
     """tokens a sequence of the trainings in fp32 and float64"""
     trained: list[str] = ["huggingface", "liger", "liger-fp32", "fused"]
@@ -198,6 +201,8 @@ def _gradients(sizes: Sizes) -> Cases:
 
 
 def _exact_trainings(sizes: Sizes) -> Cases:
+    if not sizes.precise:
+        return []
     ways = [("float64", "highest"), (llama.BASELINE, "highest"), (llama.BASELINE, "high")]
     ways += [(arm, "highest") for arm in sizes.precise if arm == "fused"]
     there = {"dtype": "float32", "context_length": sizes.precise_tokens, "seed": 0}
@@ -222,6 +227,163 @@ def _asked(cases: Callable[[Sizes], list[Any]]) -> Callable[[Sizes], list[Case]]
     return of
 
 
+PARTS = {
+    "weights": "weights", "gradients": "gradients", "optimizer": "AdamW's moments",
+    "activations": "saved by layers", "logits": "as wide as the vocabulary",
+    "temporaries": "temporary",
+}  # fmt: skip
+FAMILIES = ("fused", "liger", "inductor")
+SWITCHES = {
+    "fused": "all", "liger": "all", "liger-without-flce": "all but the loss",
+    "fused-rms-norm": "norms", "liger-rms-norm": "norms", "fused-loss": "loss",
+    "liger-flce": "loss", "fused-rope": "RoPE", "liger-rope": "RoPE", "fused-mlp": "MLP",
+    "liger-swiglu": "MLP", "fused-attention": "q, k and v",
+}  # fmt: skip
+COLUMNS = {
+    "experiment": Column(
+        "operation",
+        names={"loss": "loss", "norm": "norm", "rope": "rope",
+               "step": "whole steps", "memory": "by the allocator's history",
+               "gradients": "at equal weights", "distributed": "under DeepSpeed"},
+    ),
+    "family": Column("implementation"),
+    "switch": Column("switch", names={name: name for name in SWITCHES.values()}),
+    "group": Column(
+        "steps",
+        names={"arms": "forward and backward", "whole": "with AdamW", "sizes": "other sizes"},
+    ),
+    "direction": Column(
+        "direction", names={"forward": "forward", "forward+backward": "forward and backward"}
+    ),
+    "dtype": Column("dtype", names={"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}),
+    "precision": Column(
+        "torch's fp32 products", names={"highest": '"highest"', "high": '"high", TF32'}
+    ),
+    "strategy": Column(
+        "DeepSpeed's settings",
+        names={"published": "published", "offload-throttled": "as published",
+               "offload": "its defaults"},
+    ),
+    "grows": Column("what grows", names={"batch": "batch", "context": "context"}),
+    "grown_to": Column("sequences, or tokens of four sequences", ",d", log=True),
+    "weights_on": Column(
+        "weights", names={"CPU": "weights on the CPU, published", "GPU": "weights on the GPU"}
+    ),
+    "figure": Column(
+        "figure", names={"rate": "thousand tokens/s", "memory": "activations, GiB"}
+    ),
+    "value": Column("throughput and memory", "3"),
+    "batch_size": Column("batch", ",d", log=True),
+    "context_length": Column("context", ",d", log=True),
+    "size": Column("batch × context"),
+    "hidden_size": Column("hidden size", ",d", log=True),
+    "tokens": Column("tokens a step", ",d", log=True),
+    "tokens_per_s": Column("throughput", "3 tokens/s", log=True),
+    "step": Column("steps of training before"),
+    "activations_gib": Column("memory over weights and gradients, GiB", "3"),
+    "peak_gib": Column("peak memory, GiB", "3"),
+    "host_gib": Column("memory of the host, GiB", "3"),
+    "part": Column("part", names={name: name for name in PARTS.values()}),
+    "part_gib": Column("held at the peak of a whole step", "3 GiB"),
+    "worst_gradient": Column("largest error", "3×"),
+}  # fmt: skip
+USED = [
+    "group", "dtype", "tokens", "median_ms", "samples_ms", "tokens_per_s", "peak_mib", "host_mib",
+    "activations_mib", "joules", "losses", "seed", "parameters", "gradient_errors", "usual_errors",
+    *(f"peak_{name}_mib" for name in PARTS),
+]  # fmt: skip
+
+
+def described(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with what follows from them.
+
+    `family` is whose implementation it is, and `switch` what it replaces of Hugging Face's.
+    Errors of gradients are over Hugging Face's own at the same weights: `worst_gradient` is the
+    largest, and `missed` counts those that the rule of `wrong_gradients` refuses.
+    """
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *USED])))
+    counts = ["batch_size", "context_length", "tokens", "median_ms", "tokens_per_s", "joules"]
+    batch, context, tokens, ms, rate, joules = (rows[name].astype(float) for name in counts)
+    tokens = tokens.fillna(batch * context)
+    judged = [_judged(row) for row in rows[[*JUDGED, "dtype"]].to_dict("records")]
+    worst, missed = zip(*judged, strict=True) if judged else ((), ())
+    size = [f"{n:.0f} × {length:,.0f}" for n, length in zip(batch, context, strict=True)]
+    order = pd.Series(size, rows.index).loc[tokens.sort_values(kind="stable").index].unique()
+    family = rows["provider"].str.extract(rf"^({'|'.join(FAMILIES)})", expand=False)
+    gib = {f"{name}_gib": rows[f"{name}_mib"] / 1024 for name in ("peak", "host", "activations")}
+    return rows.assign(
+        tokens=tokens, tokens_per_s=rate.fillna(1e3 * tokens / ms), token_mj=1e3 * joules / tokens,
+        size=pd.Categorical(size, order), weights_on="GPU", worst_gradient=worst, missed=missed,
+        family=family.fillna(rows["provider"]), switch=rows["provider"].map(SWITCHES), **gib,
+    )  # fmt: skip
+
+
+JUDGED = ["parameters", "gradient_errors", "usual_errors"]
+
+
+def _judged(row: Mapping[str, Any]) -> tuple[float, float]:
+    """The largest error of a gradient over the usual one, and how many the rule refuses."""
+    if not isinstance(row["parameters"], list):
+        return np.nan, np.nan
+    errors = row["gradient_errors"]
+    if not isinstance(errors, list):
+        return np.inf, len(llama.wrong_gradients(row))
+    over = np.array(errors, float) / np.array(row["usual_errors"], float)
+    return float(np.nan_to_num(over, nan=np.inf).max()), len(llama.wrong_gradients(row))
+
+
+def from_tables(tables: pd.DataFrame) -> pd.DataFrame:
+    """The published figures in the columns of the study's own rows.
+
+    All of a published peak counts as activations: weights, gradients and moments lie in the host's
+    memory. Figures of `experiment` "step" are those that the source draws, of "run" those it logs.
+    """
+    drawn = tables["table"].str.startswith("drawing.py")
+    headline = (tables["batch_size"] == 4) & (tables["context_length"] == 2048)
+    mib = tables["peak_bytes"] / MIB
+    rows = tables.assign(
+        experiment=drawn.map({True: "step", False: "run"}), strategy="published", dtype="float16",
+        group=headline.map({True: "arms", False: "sizes"}), model="Llama-3.2-1B", peak_mib=mib,
+        activations_mib=mib, median_ms=1e3 * tables["latency_s"],
+    )  # fmt: skip
+    return described(rows).assign(weights_on="CPU")
+
+
+def grown(rows: pd.DataFrame) -> pd.DataFrame:
+    """Forward and backward passes at several sizes, a row for each size that `grows` in it.
+
+    Those of "context" have the headline's batch, those of "batch" the context of all other batches;
+    `grown_to` is the context or the batch.
+    """
+    steps = rows[rows["group"].isin(["arms", "sizes"]) & (rows["experiment"] == "step")]
+    run = [steps["machine"], steps["recording"]]
+    batch, length = steps["batch_size"], steps["context_length"]
+    headline = batch.where(steps["group"] == "arms").groupby(run, observed=True)
+    same_batch = batch == headline.transform("first")
+    others = length.mask(same_batch).groupby(run, observed=True)
+    of_batch = steps[length == others.transform("first")]
+    of_context = steps[same_batch]
+    return pd.concat(
+        [of_batch.assign(grows="batch", grown_to=of_batch["batch_size"]),
+         of_context.assign(grows="context", grown_to=of_context["context_length"])]
+    )  # fmt: skip
+
+
+def with_figures(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of steps, one for the throughput and one for the memory: `figure`, and its `value`."""
+    rate = rows.assign(figure="rate", value=rows["tokens_per_s"] / 1e3)
+    return pd.concat([rate, rows.assign(figure="memory", value=rows["activations_gib"])])
+
+
+def peak_parts(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of "memory", one for each part of the peak: `part`, and `part_gib`."""
+    peaks = rows[rows["experiment"] == "memory"]
+    return pd.concat(
+        [peaks.assign(part=name, part_gib=peaks[f"peak_{part}_mib"] / 1024)
+         for part, name in PARTS.items()]
+    )  # fmt: skip
+
+
 STUDY = Study(
     "11_llama", Sizes,
     [
@@ -238,4 +400,5 @@ STUDY = Study(
         ),
         Experiment("exact trainings", llama.measure, _asked(_exact_trainings)),
     ],
+    COLUMNS, described,
 )  # fmt: skip
