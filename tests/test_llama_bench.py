@@ -453,8 +453,8 @@ def test_steps_and_peaks_come_apart_into_figures_and_parts():
     }
     peak = {"provider": "huggingface", "experiment": "memory", "peak_weights_mib": 1024.0}
     rows = study.described(pd.DataFrame([step, peak]).assign(batch_size=4, context_length=500))
-    assert rows[["family", "switch"]].fillna("").to_numpy().tolist() == [
-        ["fused", "MLP"], ["huggingface", ""],
+    assert rows[["family", "switch"]].to_numpy().tolist() == [
+        ["fused", "MLP"], ["huggingface", "none"],
     ]  # fmt: skip
     figures = study.with_figures(rows[:1]).set_index("figure")["value"]
     assert figures.to_dict() == {"rate": 1000.0, "memory": 0.5}

@@ -36,11 +36,10 @@ from measure.llama.training import (
     loss_distances,
     wrong_gradients,
 )
-from measure.mlp_problem import PLAIN_PATH
 
 __all__ = [
     "BASELINE", "CONFIGS", "EXACT", "FIRST_STEPS", "FP32", "LOADED", "MOMENTS", "MOMENT_SEEDS",
-    "OTHER_ATTENTION", "PARTS", "PLAIN_PATH", "RACE", "SEEDS", "TASK",
+    "OTHER_ATTENTION", "PARTS", "RACE", "SEEDS", "TASK",
     "LlamaTrainer", "Trajectory", "build", "cases", "causal_attention", "copy_of",
     "few_threads", "gradients", "loss_distances", "measure", "path_of", "tokens",
     "wrong_gradients",

@@ -35,7 +35,7 @@ class Sizes(study.Sizes):
     """of weights, gradients and moments"""
     more_dtypes: list[Dtype] = []
     """in which the headline's size is run besides"""
-    arms: list[str] = ["huggingface", "liger", "fused", "fused-mlp", "fused-loss"]
+    arms: list[str] = ["huggingface", "liger", "fused", "fused-loss"]
     """headline; or all"""
     few: list[str] = ["huggingface", "liger-without-flce", "liger", "fused"]
     """at the other sizes"""
@@ -237,7 +237,7 @@ SWITCHES = {
     "fused": "all", "liger": "all", "liger-without-flce": "all but the loss",
     "fused-rms-norm": "norms", "liger-rms-norm": "norms", "fused-loss": "loss",
     "liger-flce": "loss", "fused-rope": "RoPE", "liger-rope": "RoPE", "fused-mlp": "MLP",
-    "liger-swiglu": "MLP", "fused-attention": "q, k and v",
+    "liger-swiglu": "MLP", "fused-attention": "q, k and v", "huggingface": "none",
 }  # fmt: skip
 COLUMNS = {
     "experiment": Column(
