@@ -44,7 +44,7 @@ LINK = re.compile(r"\]\(#([^)\s]+)\)")
 BARE = re.compile(r"\b(Table|Figure)\b(?! \d)")
 
 
-STUDIES = [part.name for part in config.load().parts if part.name != FRAME]
+STUDIES = [part.name for part in config.load().with_details(config.load().studies)]
 
 
 LOOK = ("get_marker", "get_linestyle")

@@ -27,7 +27,8 @@ def sections(config: Config, build: Path) -> list[Section]:
         noted = read_metadata(copy)
         missing = f"not executed yet; `make report ONLY={part.name}` does it"
         error = noted.get("error") if noted else missing
-        parts.append(Section(part.name, part.title, copy if noted else None, error, part.question))
+        executed, guide = copy if noted else None, part in config.guides
+        parts.append(Section(part.name, part.title, executed, error, part.question, guide))
     return parts
 
 

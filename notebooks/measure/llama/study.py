@@ -227,7 +227,7 @@ def _asked(cases: Callable[[Sizes], list[Any]]) -> Callable[[Sizes], list[Case]]
     return of
 
 
-PARTS = {
+PARTS = {  # from their second colour on, as in study 09
     "weights": "weights", "gradients": "gradients", "optimizer": "AdamW's moments",
     "activations": "saved by layers", "logits": "as wide as the vocabulary",
     "temporaries": "temporary",
@@ -283,7 +283,7 @@ COLUMNS = {
     "activations_gib": Column("memory over weights and gradients, GiB", "3"),
     "peak_gib": Column("peak memory, GiB", "3"),
     "host_gib": Column("memory of the host, GiB", "3"),
-    "part": Column("part", names={name: name for name in PARTS.values()}),
+    "part": Column("part", names={name: name for name in ("workspaces", *PARTS.values())}),
     "part_gib": Column("held at the peak of a whole step", "3 GiB"),
     "worst_gradient": Column("largest error", "3×"),
 }  # fmt: skip

@@ -19,8 +19,8 @@ class Section:
     """An executed notebook on its way into the report.
 
     `notebook` is the executed copy, complete or partial, None when there is none; `error` is what
-    went wrong, None when nothing did. The section named "report" is the frame; of the others only a
-    study has a question.
+    went wrong, None when nothing did. The section named "report" is the frame; a guide has a page
+    and is no part of the paper.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Section:
     notebook: Path | None
     error: str | None
     question: str = ""
+    guide: bool = False
 
 
 def combined(sections: Sequence[Section]) -> Any:
@@ -38,8 +39,8 @@ def combined(sections: Sequence[Section]) -> Any:
     studies stand alone.
     """
     frame = next((s for s in sections if s.name == FRAME and s.notebook), None)
-    studies = [s for s in sections if s.question]
-    details = [s for s in sections if s.question or s.name.endswith(DETAILS)]
+    details = [s for s in sections if s.name != FRAME and not s.guide]
+    studies = [s for s in details if not s.name.endswith(DETAILS)]
     if frame:
         title, lead, rest = _split_title(_ran(frame))
         cells = list(_framed(frame, rest, studies, details))
