@@ -1,5 +1,6 @@
 """study.toml: what it may hold, and what is said when it holds something else."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def test_a_faulty_file_is_refused_with_the_reason(load, old, new, message):
 
 
 def test_a_key_that_nobody_knows_is_refused(load):
-    with pytest.raises(ConfigError, match=r"unknown fram; known are study and frame"):
+    with pytest.raises(ConfigError, match=r"unknown fram; known are study, frame and guides"):
         load('fram = "run_ok.ipynb"\n' + GOOD)
 
 
@@ -139,3 +140,18 @@ def test_the_projects_own_file_is_good():
     loaded = config.load()
     assert loaded.frame.notebook == paths.REPORT / "report.ipynb"
     assert [s.name for s in loaded.studies][:2] == ["05_anatomy", "03_kernels"], "by interest"
+
+
+def test_a_guide_has_its_heading_s_title_and_one_that_is_not_there_is_refused(tmp_path):
+    cell = {"cell_type": "markdown", "id": "a", "metadata": {}, "source": ["# Tour: ten minutes"]}
+    for name in ("00_tour", "01_x"):
+        text = json.dumps({"cells": [cell]})
+        (tmp_path / f"{name}.ipynb").write_text(text, encoding="utf-8")
+    study = '[[study]]\nname = "01_x"\ntitle = "X"\nquestion = "?"\nquick = {}\nfull = {}\n'
+    file = tmp_path / "study.toml"
+    file.write_text(f'guides = ["00_tour"]\n{study}', encoding="utf-8")
+    [guide] = config.load(file).guides
+    assert (guide.name, guide.title, guide.question) == ("00_tour", "Tour", "")
+    file.write_text(f'guides = ["15_gone"]\n{study}', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"15_gone\.ipynb does not exist"):
+        config.load(file)

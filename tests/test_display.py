@@ -1,17 +1,13 @@
 """What `display` and the plots' style emit, and what they refuse."""
 
 import json
-import platform
 import re
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from fusedlib.bench import machine
-from measure.recording import results
 from press import display, formats, plots, style
 from press.running.config import STATIC
 from report_sample import curves, narrow, outputs_of, wide
@@ -116,26 +112,6 @@ def test_names_that_are_registered_together_have_colours_of_their_own():
     assert len({style.colour(name) for name in arms}) == len(arms)
 
 
-@pytest.mark.parametrize(
-    ("leader", "host", "text"),
-    [
-        ("nvidia-h200", None, "are of H200, recorded earlier. What this machine measured"),
-        (machine.key(), platform.node(), "are of this machine.*"),
-        (machine.key(), "another", f"are of {machine.label(machine.key())}, under which this"),
-        (machine.key(), None, f"are of {machine.label(machine.key())}, under which this"),
-    ],
-    ids=["another's", "mine", "under my name elsewhere", "under my name, nobody knows where"],
-)
-def test_it_is_said_whose_rows_lead_and_none_recorded_elsewhere_are_called_the_reader_s(
-    monkeypatch, leader, host, text
-):
-    one = results.Recording(Path(leader) / "today", "full", ({"host": host},), {})
-    monkeypatch.setattr(results, "recordings", lambda: [one])
-    rows = pd.DataFrame({"machine": pd.Categorical([leader])})
-    [output] = outputs_of(lambda: display.whose(rows))
-    assert text in output.data["text/markdown"]
-
-
 def test_one_output_with_its_meaning_each() -> None:
     outputs = outputs_of(
         lambda: display.prose("*p*"),
@@ -232,14 +208,8 @@ def test_where_nobody_chooses_the_default_is_shown(monkeypatch):
     assert "no row has a size that was asked for" in said.data["text/markdown"]
 
 
-@pytest.mark.parametrize(
-    ("names", "words"), [(["a-card", "me"], "of a-card, recorded"), (["me"], "of this machine.")]
-)
-def test_a_notebook_says_whose_figures_it_shows(monkeypatch, names, words):
-    monkeypatch.setattr(display.machines, "key", lambda: "me")
-    rows = pd.DataFrame({"machine": pd.Categorical([], categories=names)})
-    with display.captured() as outputs:
-        display.whose(rows)
-        display.table(rows.iloc[:, :0], "Cases without a time.", "lacking", empty="none")
-    assert words in outputs[0]["data"]["text/markdown"]
-    assert outputs[1]["data"]["text/html"].count("none") == 1
+def test_an_empty_table_says_so_in_its_own_words():
+    [output] = outputs_of(
+        lambda: display.table(pd.DataFrame(), "Cases without a time.", "lacking", empty="none")
+    )
+    assert output["data"]["text/html"].count("none") == 1

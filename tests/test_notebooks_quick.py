@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import visitor
 from measure.recording import paths, results
-from press import cli, replay
+from press import cli, redefined
 from press.running import config
 
 ELSEWHERE = ("01_warmup", "02_precision")
@@ -21,10 +21,10 @@ STUDIES = [s.name for s in config.load(paths.NOTEBOOKS / "study.toml").studies]
 def test_a_notebook_runs_and_no_case_fails(name, tmp_path, monkeypatch):
     """Its kernel is a process of its own; what starts it is this one, which has torch already.
 
-    What the other machines show beside it, the same whatever is measured here, `test_report_paper`
-    executes and `test_report_for_real` puts there.
+    Which rivals are others than recorded is the same whatever is measured here; the test of the
+    report for real has it.
     """
-    monkeypatch.setattr(replay, "show_others", lambda *_: None)
+    monkeypatch.setattr(redefined, "mention", lambda *_: None)
     for variable, value in visitor.environment(tmp_path).items():
         monkeypatch.setenv(variable, value)
     command = ["run", "--profile", "quick", "--only", name]

@@ -98,7 +98,8 @@ def test_each_table_and_figure_that_shows_one_says_so(tmp_path, monkeypatch):
     before = [json.dumps(output) for output in outputs]
     cell = nbformat.v4.new_code_cell("x", outputs=outputs)
     notebook = nbformat.v4.new_notebook(cells=[cell])
-    redefined.mention(notebook, ["01_x"], ["nvidia-h200", "nvidia-h100"])
+    monkeypatch.setattr(redefined, "shown_machines", lambda _: ["nvidia-h200", "nvidia-h100"])
+    redefined.mention(notebook, ["01_x"])
     noted, alone, other, figure, prose = cell.outputs
     assert noted["data"][TABLE_MIME]["note"] == f"A note. {SENTENCE}"
     assert alone["data"][TABLE_MIME]["note"] == SENTENCE
@@ -107,3 +108,36 @@ def test_each_table_and_figure_that_shows_one_says_so(tmp_path, monkeypatch):
     assert caption == f"Drawn. {SENTENCE}" and "another definition" in figure["data"]["text/html"]
     assert [json.dumps(output) for output in (other, prose)] == [before[2], before[4]]
     nbformat.validate(notebook)
+
+
+H200, H100 = "nvidia-h200", "nvidia-h100"
+
+
+def put_rows(folder, machine: str, study: str, profile: str, count: int, kind: str = "cuda"):
+    at = folder / machine / "day"
+    at.mkdir(parents=True, exist_ok=True)
+    run = {"device_type": kind, "began": "2026-11-25", "commit": "c" * 40}
+    described = {"schema": 2, "profile": profile, "runs": [run]}
+    (at / results.DESCRIPTION).write_text(json.dumps(described))
+    rows = [{"case": f"{n}", "status": "ok", "n": n, "ms": len(machine)} for n in range(count)]
+    (at / f"{study}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def rows(tmp_path, monkeypatch):
+    """Two cards, a toy run, and a card that has another study alone."""
+    monkeypatch.setattr(results.paths, "RECORDED", tmp_path)
+    monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
+    put_rows(tmp_path, H100, "01_x", "full", 2)
+    put_rows(tmp_path, H200, "01_x", "full", 3)
+    put_rows(tmp_path, "toy", "01_x", "quick", 9, "cpu")
+    put_rows(tmp_path, "other", "02_y", "full", 1)
+    return tmp_path
+
+
+def test_the_leader_comes_first_then_those_with_rows_of_the_full_profile(rows, monkeypatch):
+    assert redefined.shown_machines(["01_x"]) == [H200, H100]
+    assert redefined.shown_machines(["02_y"]) == ["other"]
+    assert redefined.shown_machines(["01_x", "02_y"]) == [H200, H100, "other"]
+    monkeypatch.setenv(results.LEADING, H100)
+    assert redefined.shown_machines(["01_x"]) == [H100, H200]

@@ -19,12 +19,6 @@ def leading(rows: pd.DataFrame) -> str:
     return str(rows["machine"].cat.categories[0])
 
 
-def leading_rows(rows: pd.DataFrame, status: str | None = "ok") -> pd.DataFrame:
-    """Rows of the leading machine with this status; with any for None."""
-    leader = rows[rows["machine"] == leading(rows)]
-    return leader if status is None else leader[leader["status"] == status]
-
-
 def ratios(
     rows: pd.DataFrame, baseline: str, by: Sequence[str] = ("session",),
     value: str = "median_ms",

@@ -10,7 +10,6 @@ import contextlib
 import html
 import inspect
 import os
-import platform
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,10 +21,8 @@ import jinja2
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fusedlib.bench import machine as machines
-from measure.recording import paths, results
+from measure.recording import paths
 from press import style
-from press.analysis import leading
 from press.formats import MISSING, formatted, number
 from press.plots import Picture
 from press.running.config import STATIC
@@ -52,30 +49,6 @@ def claim(
         "numbers": dict(numbers), "standings": list(standings),
     }  # fmt: skip
     _emit({"text/markdown": text, "text/plain": f"{sentence} {summary}"}, meaning)
-
-
-def whose(rows: pd.DataFrame) -> None:
-    """Say to whoever reads the notebook which machine its figures and numbers are of.
-
-    They are of this one where it measured all that leads: others may have recorded under its name.
-    """
-    machine = leading(rows)
-    own = [one for one in results.recordings() if one.machine == machine == machines.key()]
-    hosts = {run.get("host") for one in own for run in one.runs}
-    name, before = machines.label(machine), "Figures, tables and the numbers in claims are of"
-    if machine != machines.key():
-        text = (
-            f"*{before} {name}, recorded earlier. What this machine measured stands under “This "
-            "machine”, and each claim says whether it holds here.*"
-        )
-    elif hosts <= {platform.node()}:
-        text = f"*{before} this machine.*"
-    else:
-        text = (
-            f"*{before} {name}, under which this machine measures too: some were recorded "
-            "on other hosts.*"
-        )
-    _emit({"text/markdown": text, "text/plain": text}, {"kind": "whose"})
 
 
 def table(

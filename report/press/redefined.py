@@ -5,7 +5,7 @@ A row of other code counts as it is; a table or figure that shows such a rival s
 
 import functools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from fusedlib.bench import machine as machines
 from fusedlib.bench import rivals
 from fusedlib.bench.rivals import Rival
 from measure.recording import paths, provenance, results
-from press import beside, style
+from press import style
 from press.display import TABLE_MIME, figure_data, table_data
 
 CASE = ["machine", "recording", "race", "experiment", "provider", "settings"]
@@ -58,22 +58,46 @@ def _file_of(one: Rival) -> str:
     return file.relative_to(paths.ROOT).as_posix() if file.is_relative_to(paths.ROOT) else str(file)
 
 
-def mention(notebook: Any, studies: Sequence[str], shown_machines: Sequence[str]) -> None:
+def shown_machines(studies: Iterable[str]) -> list[str]:
+    """The machine that leads in these studies, then those with rows of the full profile there."""
+    shown: dict[str, None] = {}
+    leader = ""
+    for study in studies:
+        rows = results.Recorder(study, profile="full").rows()
+        full = rows.loc[rows["profile"] == "full", "machine"].unique()
+        names = [str(name) for name in rows["machine"].cat.categories]
+        leader = leader or names[0]
+        shown |= dict.fromkeys(name for name in names if name in full)
+    return [leader, *(name for name in shown if name != leader)]
+
+
+def displayed(notebook: Any) -> Iterator[tuple[str, Any]]:
+    """Tables and figures, each with which of both it is."""
+    for cell in notebook.cells:
+        shown = [o for o in cell.get("outputs", []) if o.get("output_type") == "display_data"]
+        for output in shown:
+            kind = output["metadata"].get("fusedlib", {}).get("kind")
+            if kind in ("table", "figure"):
+                yield kind, output
+
+
+def mention(notebook: Any, studies: Sequence[str]) -> None:
     """Say so beside each table and figure of an executed notebook that shows such a rival."""
     files = {(one.machine, one.name): one.files for one in results.recordings()}
+    machines_shown = shown_machines(studies)
     pairs: set[tuple[str, str]] = set()
     for study in studies:
         rows = results.Recorder(study, profile="full").rows()
         pairs |= redefined(
-            rows[rows["status"].eq("ok") & rows["machine"].isin(shown_machines)], files
+            rows[rows["status"].eq("ok") & rows["machine"].isin(machines_shown)], files
         )
     names = [name for name in rivals.labels() if any(name == other for other, _ in pairs)]
-    for (kind, *_), output in beside.displayed(notebook):
+    for kind, output in displayed(notebook):
         words = {*_words(output)}
         named = [name for name in names if words & {name, style.label(name)}]
         if not named:
             continue
-        where = [m for m in shown_machines if any((name, m) in pairs for name in named)]
+        where = [m for m in machines_shown if any((name, m) in pairs for name in named)]
         sentence = (
             f"Recorded on {' and '.join(map(machines.label, where))} with another definition than "
             f"today's: {'; '.join(map(style.label, named))}."

@@ -16,9 +16,8 @@ import nbformat
 
 from fusedlib.bench.machine import NAME
 from measure.recording import results
-from press import beside, claims, display, redefined
+from press import claims, display, redefined
 from press.claims import Claim
-from press.pages.outputs import meaning
 from press.running.config import DETAILS, FRAME, STATIC, Config, Study
 from press.running.products import METADATA, copy_path, write_whole
 from press.variables import environment
@@ -37,12 +36,8 @@ class Analysis:
     claims: list[Claim]
 
 
-def analysis_of(notebook: Path, may_lack_rows: bool = False) -> Analysis:
-    """Run the cells of a notebook over the rows there are; nothing is measured.
-
-    With `may_lack_rows` a cell that raises shows nothing, and the cells after it run: there may be
-    only part of the rows that the notebook asks for.
-    """
+def analysis_of(notebook: Path) -> Analysis:
+    """Run the cells of a notebook over the rows there are; nothing is measured."""
     read = nbformat.read(notebook, as_version=4)
     before = len(claims.CLAIMS)
     namespace: dict[str, object] = {"__name__": "__main__"}
@@ -53,12 +48,7 @@ def analysis_of(notebook: Path, may_lack_rows: bool = False) -> Analysis:
                 if cell.cell_type == "code" and LIVE not in cell.metadata.get("tags", []):
                     code = compile(cell.source, f"{notebook.name}[{at}]", "exec")
                     with display.captured() as shown, contextlib.redirect_stdout(io.StringIO()):
-                        try:
-                            exec(code, namespace)
-                        except Exception:
-                            if not may_lack_rows:
-                                raise
-                            shown.clear()
+                        exec(code, namespace)
                     cell.outputs = [nbformat.from_dict(output) for output in shown]
         return Analysis(read, claims.CLAIMS[before:])
     finally:
@@ -82,28 +72,11 @@ def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> dict[str
             analysis = analysis_of(part.notebook)
             studies = every if part is config.frame else [part.name.removesuffix(DETAILS)]
             if part not in config.guides:
-                show_others(analysis.notebook, part.notebook, studies)
+                redefined.mention(analysis.notebook, studies)
             analysis.notebook.metadata[METADATA] = {"status": "ok", "profile": "full"}
             write_whole(copy_path(part.name), nbformat.writes(analysis.notebook))
             stated[part.name] = analysis.claims
     return stated
-
-
-def show_others(executed: Any, source: Path, studies: Sequence[str]) -> None:
-    """Put what other machines show beside what the leading one does, in an executed notebook, and
-    say which rivals were defined otherwise when they were recorded.
-
-    Of a machine whose recording is not complete, a cell that needs more of its rows shows nothing.
-    What tells machines apart by itself (`press.rows`) needs no view of the others.
-    """
-    leader, *others = beside.shown_machines(studies)
-    views = {}
-    shown = [meaning(o) for cell in executed.cells for o in cell.get("outputs", [])]
-    for machine in others if not any("machines" in one for one in shown) else ():
-        with environment({results.LEADING: machine}):
-            views[machine] = analysis_of(source, may_lack_rows=True).notebook
-    beside.put_beside(executed, leader, views)
-    redefined.mention(executed, studies, [leader, *others])
 
 
 def recorded_machines() -> list[str]:

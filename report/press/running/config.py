@@ -61,8 +61,8 @@ class Config:
     """All studies in their order, and the notebook that frames them in the report.
 
     `details` are the notebooks beside the frame, in `sections`, that have a study's name: what the
-    appendix needs of it. `guides` are the numbered notebooks that the file does not name:
-    they are executed and have pages, and are no part of the paper.
+    appendix needs of it. `guides` are notebooks that study nothing of their own: they
+    are executed and have pages, and are no part of the paper.
     """
 
     studies: tuple[Study, ...]
@@ -122,32 +122,33 @@ def load(path: Path | None = None) -> Config:
     names = [table["name"] for table in tables]
     if len({*names, FRAME}) <= len(names):
         raise ConfigError(f"{path}: names of studies differ, and none is {FRAME}; not so {names}")
-    if unknown := data.keys() - {"study", "frame"}:
-        raise ConfigError(f"{path}: unknown {listed(sorted(unknown))}; known are study and frame")
+    if unknown := data.keys() - {"study", "frame", "guides"}:
+        raise ConfigError(
+            f"{path}: unknown {listed(sorted(unknown))}; known are study, frame and guides"
+        )
     studies = tuple(_study(path.parent, **table) for table in tables)
     notebook = (path.parent / str(data.get("frame", paths.REPORT / "report.ipynb"))).resolve()
     frame = Study(FRAME, "Report", "", notebook, {profile: {} for profile in PROFILES})
     for study in (*studies, frame):
         if not study.notebook.is_file():
             raise ConfigError(f"{path}: the notebook {study.notebook} does not exist")
-    notebooks, folder = path.parent, notebook.parent / "sections"
+    folder = notebook.parent / "sections"
     details = tuple(
-        Study(study.name + DETAILS, study.title, "", path, {profile: {} for profile in PROFILES})
-        for study in studies if (path := folder / f"{study.name}.ipynb").is_file()
+        Study(study.name + DETAILS, study.title, "", file, {profile: {} for profile in PROFILES})
+        for study in studies if (file := folder / f"{study.name}.ipynb").is_file()
     )  # fmt: skip
-    named = {study.notebook for study in studies}
-    guides = tuple(
-        Study(path.stem, _title(path), "", path, {profile: {} for profile in PROFILES})
-        for path in sorted(notebooks.glob("[0-9][0-9]_*.ipynb")) if path not in named
-    )  # fmt: skip
+    guides = tuple(_guide(path, str(name)) for name in data.get("guides", []))
     return Config(studies, frame, details, guides)
 
 
-def _title(notebook: Path) -> str:
-    """What stands in a notebook's first heading, up to a colon."""
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    heading = "".join(cells[0]["source"]).partition("\n")[0].removeprefix("# ")
-    return heading.partition(":")[0]
+def _guide(path: Path, name: str) -> Study:
+    """A guide of a study file, titled by its first heading up to a colon."""
+    notebook = path.parent / f"{name}.ipynb"
+    if not notebook.is_file():
+        raise ConfigError(f"{path}: the notebook {notebook} does not exist")
+    first = "".join(json.loads(notebook.read_text(encoding="utf-8"))["cells"][0]["source"])
+    title = first.partition("\n")[0].removeprefix("# ").partition(":")[0]
+    return Study(name, title, "", notebook, {profile: {} for profile in PROFILES})
 
 
 def _study(

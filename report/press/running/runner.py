@@ -20,7 +20,7 @@ from papermill.execute import remove_error_markers
 
 from measure.recording import paths, results
 from measure.recording.progress import FILE as PROGRESS
-from press import replay
+from press import redefined
 from press.running import config as configs
 from press.running import fingerprint, kernel, parameters
 from press.running.config import DETAILS, FRAME, STATIC, Study
@@ -105,10 +105,10 @@ def execute(job: Job, monitor: Monitor, *, fresh: bool = False) -> Outcome:
         every = [study.name for study in configs.load().studies]
         studies = every if job.reads is None else [job.name.removesuffix(DETAILS)]
         try:
-            replay.show_others(session.notebook, job.notebook, studies)
+            redefined.mention(session.notebook, studies)
         except Exception as failure:
             described = f"{type(failure).__name__}: {failure}"
-            status, error = "failed", f"on another machine's rows: {described}"
+            status, error = "failed", f"comparing rivals with the recorded ones: {described}"
     outcome = Outcome(job.name, status, copy_path(job.name), seconds, error)
     with kernel.uninterrupted():
         _write_copy(job, session, outcome, [before, fingerprint.rows(job.reads)])
