@@ -13,7 +13,8 @@ from press import cli, redefined
 from press.running import config
 
 ELSEWHERE = ("01_warmup", "02_precision")
-STUDIES = [s.name for s in config.load(paths.NOTEBOOKS / "study.toml").studies]
+LOADED = config.load(paths.NOTEBOOKS / "study.toml")
+STUDIES = [s.name for s in LOADED.studies]
 
 
 @pytest.mark.slow
@@ -24,17 +25,32 @@ def test_a_notebook_runs_and_no_case_fails(name, tmp_path, monkeypatch):
     Which rivals are others than recorded is the same whatever is measured here; the test of the
     report for real has it.
     """
+    executed = executed_copy(name, tmp_path, monkeypatch)
+    [path] = tmp_path.glob(f"results/visitor/*/{name}.jsonl")
+    own = results.read_rows(path)
+    assert {row["status"] for row in own} - {"unavailable"}, "nothing was measured"
+    assert not [row["reason"] for row in own if row["status"] == "failed"]
+    outputs = [o for cell in executed.cells for o in cell.get("outputs", [])]
+    assert any("text/html" in o.get("data", {}) for o in outputs)
+    assert any("image/svg+xml" in o.get("data", {}) for o in outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [guide.name for guide in LOADED.guides])
+def test_a_guide_runs_and_shows_pictures(name, tmp_path, monkeypatch):
+    executed = executed_copy(name, tmp_path, monkeypatch)
+    outputs = [o for cell in executed.cells for o in cell.get("outputs", [])]
+    assert sum("image/svg+xml" in o.get("data", {}) for o in outputs) > 2
+    printed = "".join(o.get("text", "") for o in outputs) + str([o.get("data") for o in outputs])
+    assert name != "14_your_kernel" or printed.count("wrong") >= 2, "a cheat was timed"
+
+
+def executed_copy(name, tmp_path, monkeypatch):
+    """A notebook as `make report` executes it."""
     monkeypatch.setattr(redefined, "mention", lambda *_: None)
     for variable, value in visitor.environment(tmp_path).items():
         monkeypatch.setenv(variable, value)
     command = ["run", "--profile", "quick", "--only", name]
     done = CliRunner().invoke(cli.app, command)
     assert done.exit_code == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    [path] = tmp_path.glob(f"results/visitor/*/{name}.jsonl")
-    own = results.read_rows(path)
-    assert {row["status"] for row in own} - {"unavailable"}, "nothing was measured"
-    assert not [row["reason"] for row in own if row["status"] == "failed"]
-    executed = nbformat.read(tmp_path / "build" / "notebooks" / f"{name}.ipynb", as_version=4)
-    outputs = [o for cell in executed.cells for o in cell.get("outputs", [])]
-    assert any("text/html" in o.get("data", {}) for o in outputs)
-    assert any("image/svg+xml" in o.get("data", {}) for o in outputs)
+    return nbformat.read(tmp_path / "build" / "notebooks" / f"{name}.ipynb", as_version=4)
