@@ -145,7 +145,7 @@ class _Problem(Operation):
         gradients = tuple(map(_gradient_like, rivals.named(outputs).values()))
         dy = gradients if isinstance(outputs, tuple | list) else gradients[0]
         super().__init__(TASK, Operands(leaves, dy), lambda **named: reference(*named.values()))
-        differ = [self.tells(self.rewritten, name) for name in self.outputs]
+        differ = [self.distinguishes(self.rewritten, name) for name in self.outputs]
         if any(map(alarms.is_writable, leaves.values())) and not any(differ):
             raise Wrong(
                 "the reference gives the same whatever its operands are: there is nothing to "

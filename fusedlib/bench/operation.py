@@ -118,7 +118,7 @@ class Operation:
         for share in SHARES:
             values = self.changed(partial(alarms.partly_changed, share=share))
             other = self.truth("once operands were rewritten in place", values)
-            if all(self.tells(other, name) for name in self.outputs):
+            if all(self.distinguishes(other, name) for name in self.outputs):
                 break
         return other
 
@@ -133,8 +133,8 @@ class Operation:
         """Names of what a forward pass gives."""
         return [name for name in self.drawn.true if not name.startswith("d_")]
 
-    def tells(self, other: Truth, name: str) -> bool:
-        """Whether what is right of the drawn values is wrong of others."""
+    def distinguishes(self, other: Truth, name: str) -> bool:
+        """Whether the right result of the drawn values is wrong for other values."""
         kept = check.errors({name: self.drawn.true[name]}, other.true)
         return bool(check.misses(kept, other.baseline, self.dtype, [name]))
 

@@ -128,9 +128,9 @@ def linear_log_probs(
                 if scale != 1 or {*outputs} - {"log_probs", "entropy"}:
                     return theirs.apply(*given)
                 settings = dict(bias=bias, temperature=temperature, softcap=softcap)
-                found = fusedlib.linear_log_probs(
+                computed = fusedlib.linear_log_probs(
                     hidden, weight, tokens, **settings, entropy="entropy" in outputs)
-                return *found, None, None, None
+                return *computed, None, None, None
         trl._ChunkedLogProbFunction = Fused
 
     Args:

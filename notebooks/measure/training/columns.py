@@ -35,8 +35,8 @@ COLUMNS = {
     ),
     "network": Column(
         "network",
-        names={"convolutions": "behind convolutions",
-               "published": "behind convolutions, published log",
+        names={"convolutions": "after convolutions",
+               "published": "after convolutions, published log",
                "swiglu only": "without convolutions"},
     ),
     "precision": Column("precision", names={name: name for name in PRECISIONS}),

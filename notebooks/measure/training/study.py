@@ -406,7 +406,7 @@ class Sizes(study.Sizes):
     test_images: Annotated[int, Field(ge=1, le=10_000)] = 200
     """the first so many of 10,000"""
     width: Annotated[int, Field(ge=64, le=9216)] = 128
-    """of the layer behind convolutions, a multiple of 64"""
+    """of the layer after convolutions, a multiple of 64"""
     rounds: Annotated[int, Field(ge=1, le=1000)] = 2
     """turns that each arm's steps are timed in"""
     steps: Annotated[int, Field(ge=1, le=10_000)] = 1
