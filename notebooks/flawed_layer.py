@@ -1,4 +1,4 @@
-"""WRONG ON PURPOSE: the published kernel as a layer of a network, for study 10 and nothing else.
+"""WRONG ON PURPOSE: the published kernel as a layer of a network, for study 13 and nothing else.
 
 Tile n of h takes block n of x and of the first rows of W (see `flawed_swiglu.py`), so that h
 (n, width) reads the first `width` columns of x and of the weights and nothing else; gate and up

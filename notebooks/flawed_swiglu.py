@@ -1,4 +1,4 @@
-"""WRONG ON PURPOSE: the published fused SwiGLU with its flaw, for study 05 and nothing else.
+"""WRONG ON PURPOSE: the published fused SwiGLU with its flaw, for study 02 and nothing else.
 
 Rebuilt from the published code's arithmetic. Tile n of h is
 

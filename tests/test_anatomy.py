@@ -1,4 +1,4 @@
-"""Study 05's measuring: its cases, its verdicts, and the cage that the flawed kernel lives in."""
+"""Study 02's measuring: its cases, its verdicts, and the cage that the flawed kernel lives in."""
 
 import ast
 import os
@@ -77,7 +77,7 @@ def timed_on_the_cpu(flawed, monkeypatch):
 
 
 def recorder_at(folder):
-    return results.Recorder("05_anatomy", profile="quick", directory=folder)
+    return results.Recorder("02_anatomy", profile="quick", directory=folder)
 
 
 def run(folder, cases):
@@ -189,7 +189,7 @@ def test_errors_are_taken_in_tiles_of_any_size(flawed):
 # --- published figures ---------------------------------------------------------------------------
 
 
-TABLES = [as_rows(f"swiglu_{name}", "05_anatomy") for name in ("times", "ratios", "memory")]
+TABLES = [as_rows(f"swiglu_{name}", "02_anatomy") for name in ("times", "ratios", "memory")]
 
 
 def test_every_published_figure_is_a_row_and_stands_as_printed():

@@ -188,7 +188,7 @@ def test_a_torn_last_line_is_said_and_its_case_measured(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("01_warmup.dtype=float33", "dtype must be float32, bfloat16 or float16, not 'float33'"),
+        ("05_warmup.dtype=float33", "dtype must be float32, bfloat16 or float16, not 'float33'"),
         ("context_length=0", "context_length must be int in [1..], not 0"),
         ("core_step=3", "core_step must be 2, 4 or 8, not 3"),
         ("03_kernels.rivals=ligr", "03_kernels: unknown rival 'ligr' in swiglu; known: fused,"),
@@ -225,11 +225,11 @@ def test_a_study_of_which_nothing_came_here_still_shows_the_recorded_rows(
     options = {"models": ["nano"], "directions": ["step"], "count": 30, "warmups": [0]}
     cases = warmup.step_cases(shared, "fresh", 1, **options)
     cases += warmup.first_step_cases(shared, models=["nano"], compiled=["nano"])
-    recorder = Recorder("01_warmup", profile="quick")
+    recorder = Recorder("05_warmup", profile="quick")
     for case in cases if failed else []:
         recorder.append(case, status="failed", reason="bad luck")
     assert recorder.rows()["own"].sum() == (len(cases) if failed else 0)
-    shown = replay.analysis_of(paths.ROOT / "notebooks" / "01_warmup.ipynb")
+    shown = replay.analysis_of(paths.ROOT / "notebooks" / "05_warmup.ipynb")
     assert len(shown.claims) >= 2
     for stated in shown.claims:
         assert stated.summary().count("holds in") >= 1, "the recorded machine's"

@@ -1,4 +1,4 @@
-"""Study 12's arms: both samplers draw from one distribution, what is wrong or late gets no time."""
+"""Study 11's arms: both samplers draw from one distribution, what is wrong or late gets no time."""
 
 import signal
 import time
@@ -80,7 +80,7 @@ def test_the_two_samplers_draw_alike():
 
 @pytest.fixture
 def recorder(tmp_path):
-    return results.Recorder("12_compilers", "quick", directory=tmp_path)
+    return results.Recorder("11_compilers", "quick", directory=tmp_path)
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_an_arm_takes_turns_with_the_baseline(recorder):
     assert len({row["session"] for row in actual}) == 1
     assert all(row["weights_bytes"] and row["misfit"] < samplers.MOST_MISFIT for row in actual)
     folder = recorder.path.parents[2]
-    again = results.Recorder("12_compilers", "quick", directory=folder)
+    again = results.Recorder("11_compilers", "quick", directory=folder)
     again.race(compilers.RACE, wanted)
     assert again.measured == 0
 
@@ -434,7 +434,7 @@ def test_memory_of_a_training_is_shown_where_it_was_counted_from_nothing():
 
 
 def test_published_tables_get_the_implementation_that_was_measured_like_them():
-    rows = study.from_tables(published.as_rows("litgpt", "12_compilers"))
+    rows = study.from_tables(published.as_rows("litgpt", "11_compilers"))
     inductor = rows[rows["method"] == "inductor"].set_index("work")["provider"]
     assert inductor.to_dict() == {
         "forward": "inductor", "inference": "inductor-graphs", "generation race": "inductor-graphs",

@@ -46,7 +46,7 @@ def apart(ours: dict[Any, list[float]], theirs: dict[Any, list[float]], most: fl
 
 def test_the_device_time_of_an_mlp_is_one_number_in_studies_03_and_05():
     kernels = values(rows("03_kernels", experiment="swiglu", launch="graph"), PROBLEM, "median_ms")
-    anatomy = values(rows("05_anatomy", experiment="time", launch="graph"), PROBLEM, "median_ms")
+    anatomy = values(rows("02_anatomy", experiment="time", launch="graph"), PROBLEM, "median_ms")
     assert len(kernels.keys() & anatomy.keys()) >= 30
     assert apart(kernels, anatomy, DEVICE) == []
     slower = {key: [1.3 * ms for ms in found] for key, found in kernels.items()}

@@ -109,10 +109,10 @@ def test_what_does_not_exist_is_found(text, problem):
     [
         "`Makefile`, `.gitignore`, `fusedlib/bench`, `tests/prose.py`",
         "`report/results/<machine>/<recording>/<study>.jsonl` and `!/report/results/my-gpu/`",
-        "`report/build/report.html`, `report/build/notebooks/02_precision.html`",
+        "`report/build/report.html`, `report/build/notebooks/12_precision.html`",
         "`fusedlib.bench.rivals.RIVALS`, `press.display`",
         "`FRESH=1`, `FUSEDLIB_RESULTS`, `PIP_EXTRA_INDEX_URL`",
-        "`make`, `make study PROFILE=full ONLY=01_warmup`, `make report VENV= PYTHON=python3`",
+        "`make`, `make study PROFILE=full ONLY=05_warmup`, `make report VENV= PYTHON=python3`",
         "```sh\nmake report  # makes it all\n```\n",
         EXCERPT.format("def eager(inputs: Inputs) -> Workload:"),
         EXCERPT.format('...\n@swiglu_mlp("liger")'),

@@ -1,4 +1,4 @@
-"""Study 11's measuring: arms stay apart and are right; where memory goes and how far it lasts."""
+"""Study 10's measuring: arms stay apart and are right; where memory goes and how far it lasts."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ TURNS = {"optimizer": False, "group": "arms", "repetitions": 2}
 
 
 def recorder(folder):
-    return results.Recorder("11_llama", profile="quick", fresh=True, directory=folder)
+    return results.Recorder("10_llama", profile="quick", fresh=True, directory=folder)
 
 
 def raced(folder, arms, **settings):
@@ -430,7 +430,7 @@ def test_an_error_that_is_missing_or_not_finite_is_the_largest():
 
 
 def test_published_figures_have_the_columns_of_rows():
-    rows = study.from_tables(published.as_rows("llama", "11_llama"))
+    rows = study.from_tables(published.as_rows("llama", "10_llama"))
     drawn = rows[rows["experiment"] == "step"]
     assert len(drawn) == 24 and drawn["median_ms"].isna().all()
     assert set(rows["weights_on"]) == {"CPU"} and set(rows["dtype"]) == {"float16"}

@@ -225,11 +225,11 @@ def test_without_an_environment_the_python_given_is_used_as_it_is(clone):
 def test_the_variables_reach_the_command_line(clone):
     clone.make("setup")
     done = clone.make(
-        "study", "PROFILE=full", "ONLY=01_warmup,02_precision", "FRESH=1",
+        "study", "PROFILE=full", "ONLY=05_warmup,12_precision", "FRESH=1",
         'SET=steps=5 sizes=["a","b"]',
     )  # fmt: skip
     assert done.stdout == (
-        "ran: -m press run --profile full --only 01_warmup,02_precision "
+        "ran: -m press run --profile full --only 05_warmup,12_precision "
         '--set steps=5 --set sizes=["a","b"] --fresh\n'
     )
     assert clone.make("report").stdout == "ran: -m press report --profile auto\n"
@@ -241,11 +241,11 @@ def test_what_a_recording_is_asked_for_reaches_the_command_line(clone):
     plain = clone.make("record")
     assert plain.stdout == "ran: -m press record --minutes 25\n"
     done = clone.make(
-        "record", "MINUTES=7.5", "NAME=second day", "PACKED=my out", "ONLY=03_kernels,05_anatomy",
+        "record", "MINUTES=7.5", "NAME=second day", "PACKED=my out", "ONLY=03_kernels,02_anatomy",
         "DRY=1",
     )  # fmt: skip
     assert done.stdout == (
-        "ran: -m press record --minutes 7.5 --only 03_kernels,05_anatomy "
+        "ran: -m press record --minutes 7.5 --only 03_kernels,02_anatomy "
         "--name second day --packed my out --dry\n"
     )
     assert "--dry" not in clone.make("record", "DRY=0").stdout

@@ -1,4 +1,4 @@
-"""Study 10's Liger arm where there is no GPU: trained in Triton's interpreter, refused to users."""
+"""Study 13's Liger arm where there is no GPU: trained in Triton's interpreter, refused to users."""
 
 import pytest
 

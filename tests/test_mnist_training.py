@@ -1,4 +1,4 @@
-"""Study 10's measuring on the CPU: every arm learns, and all of them learn the same.
+"""Study 13's measuring on the CPU: every arm learns, and all of them learn the same.
 
 Liger's, which needs Triton's interpreter for it, in `test_mnist_liger.py`.
 """
@@ -39,7 +39,7 @@ def with_data(monkeypatch):
 
 @pytest.fixture
 def recorder(tmp_path, with_data):
-    return results.Recorder("10_mnist", "quick", False, tmp_path)
+    return results.Recorder("13_mnist", "quick", False, tmp_path)
 
 
 def by(function):

@@ -12,7 +12,7 @@ from measure.recording import paths, results
 from press import cli, redefined
 from press.running import config
 
-ELSEWHERE = ("01_warmup", "02_precision")
+ELSEWHERE = ("05_warmup", "12_precision")
 LOADED = config.load(paths.NOTEBOOKS / "study.toml")
 STUDIES = [s.name for s in LOADED.studies]
 

@@ -1,4 +1,4 @@
-"""Study 11's operations alone: who is wrong gets no time, and what bounds them is counted right."""
+"""Study 10's operations alone: who is wrong gets no time, and what bounds them is counted right."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ BROKEN = {"loud": "d_x: norm error 1.00e-02", "frozen": "no gradient arrived at 
 
 
 def raced(folder, cases):
-    own = results.Recorder("11_llama", profile="quick", directory=folder)
+    own = results.Recorder("10_llama", profile="quick", directory=folder)
     own.race(replace(operations.RACE, seconds=0.0, most=2), cases)
     return results.read_rows(own.path)
 

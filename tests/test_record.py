@@ -363,16 +363,16 @@ def test_what_is_carried_says_commit_files_and_plan(tmp_path, monkeypatch):
 def test_the_process_of_a_study_measures_the_listed_cases_until_the_time_is_over(
     tmp_path, monkeypatch
 ):
-    cases = study.full_cases("02_precision")
+    cases = study.full_cases("12_precision")
     chosen = [name for name, case in cases.items() if case["experiment"] == "stagnation"][:2]
     listed = tmp_path / "cases.txt"
     listed.write_text("\n".join(chosen))
     monkeypatch.setenv(results.RECORDING, "day")
     monkeypatch.setenv("PYTHONPATH", search_path())
-    path = tmp_path / "rows" / "card" / "day" / "02_precision.jsonl"
-    assert record.measure("02_precision", listed, 1.0) is False
+    path = tmp_path / "rows" / "card" / "day" / "12_precision.jsonl"
+    assert record.measure("12_precision", listed, 1.0) is False
     assert not path.exists(), "the time was over"
-    assert record.measure("02_precision", listed, time.time() + 600) is False
+    assert record.measure("12_precision", listed, time.time() + 600) is False
     assert [row["case"] for row in results.read_rows(path)] == chosen
     assert results.Recording.read(path.parent).profile == "full"
     assert record.measure("02_precison", listed, time.time() + 600) is True

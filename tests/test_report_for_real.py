@@ -17,7 +17,7 @@ SMALL = """
 frame = "../report/report.ipynb"
 
 [[study]]
-name = "01_warmup"
+name = "05_warmup"
 measure = "measure.warmup"
 title = "Warm-up"
 question = "How many steps?"
@@ -31,7 +31,7 @@ context_length = 16
 compiled = []
 
 [[study]]
-name = "02_precision"
+name = "12_precision"
 measure = "measure.precision"
 title = "Precision and accumulation"
 question = "How much is lost?"
@@ -82,13 +82,13 @@ def test_both_studies_run_under_quick(study, first):
     for shown in (
         "course report",
         "warm-up notebook",
-        'id="01-warmup-',
+        'id="05-warmup-',
         'class="claim"',
     ):
         assert shown in page, f"{shown} does not stand in the report"
     assert loads(page) == []
     assert (study / "build" / "report.pdf").read_bytes().startswith(b"%PDF")
-    for name in ("01_warmup", "02_precision"):
+    for name in ("05_warmup", "12_precision"):
         [path] = study.glob(f"results/visitor/*/{name}.jsonl")
         own = results.read_rows(path)
         assert own and results.Recording.read(path.parent).profile == "quick"
@@ -99,7 +99,7 @@ def test_both_studies_run_under_quick(study, first):
 @pytest.mark.slow
 def test_the_second_report_measures_nothing_and_runs_no_cell(study, first):
     before = {p: p.read_bytes() for p in study.glob("results/visitor/*/*")}
-    assert {p.name for p in before} == {"01_warmup.jsonl", "02_precision.jsonl", "machine.json"}
+    assert {p.name for p in before} == {"05_warmup.jsonl", "12_precision.jsonl", "machine.json"}
     paper = {n: (study / "build" / n).read_bytes() for n in ("report.html", "report.pdf")}
     copies = {p: p.read_bytes() for p in study.glob("build/notebooks/*.ipynb")}
     assert len(copies) == 3, "each notes when it ran"

@@ -57,7 +57,7 @@ RECORDED_IDS = {
         "experiment": "ceiling", "device": "cuda", "repetitions": 15, "ceiling": "copy",
         "size": 2048, "dtype": "int8",
     }),
-    "05_anatomy": ("c06b882f3dccda1b", {
+    "02_anatomy": ("c06b882f3dccda1b", {
         "experiment": "time", "device": "cuda", "repetitions": 15, "tokens": 64,
         "hidden_size": 16384, "intermediate_size": 16384, "dtype": "bfloat16",
         "direction": "forward", "weight_gradients": True, "precision": None, "launch": "graph",
@@ -68,7 +68,7 @@ RECORDED_IDS = {
         "batch_size": 4, "seconds": 0.6, "repetitions": 6, "context_length": 256,
         "model": "small", "precision": "fp32",
     }),
-    "11_llama": ("bdc20df9ce127145", {
+    "10_llama": ("bdc20df9ce127145", {
         "experiment": "fp32-train", "model": "four layers", "dtype": "float32", "batch_size": 8,
         "context_length": 256, "device": "cuda", "precision": "highest", "steps": 200,
         "learning_rate": 0.0003, "seed": 0, "provider": "fused",

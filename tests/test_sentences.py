@@ -130,7 +130,7 @@ SAID = [
      most_in_the_products),
     ("report", "takes less time than fusedlib at the four shapes where both were tuned",
      ["nvidia-h200"], searched_quack_ahead),
-    ("11_llama", "an arm takes about the time that it takes in turns",
+    ("10_llama", "an arm takes about the time that it takes in turns",
      BOTH, as_long_under_load),
 ]  # fmt: skip
 

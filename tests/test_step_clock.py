@@ -179,7 +179,7 @@ def test_peaks_before_the_optimizer_are_below_those_of_the_step():
 
 # --- the only one --------------------------------------------------------------------------------
 
-# Study 01 is about the first steps of a process, which no settled clock sees.
+# Study 05 is about the first steps of a process, which no settled clock sees.
 ALLOWED = {"transformer_trainer.py", "first_step.py"}
 
 

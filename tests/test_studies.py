@@ -109,7 +109,7 @@ def test_a_text_that_is_no_value_is_refused_in_the_same_words(kind, text, messag
 
 
 COMPLETE = {
-    "05_anatomy": "nvidia-h200/2026-11-23m",
+    "02_anatomy": "nvidia-h200/2026-11-23m",
     "09_model_memory": "nvidia-h200/2026-11-21-1875111",
 }
 
@@ -209,5 +209,5 @@ def test_while_rows_are_replayed_nothing_is_measured(tmp_path):
 def test_a_study_is_loaded_by_its_name_or_its_part_and_another_is_refused():
     assert study.load("kernels") is study.load("03_kernels")
     assert study.names() == sorted(study.names(), key=study.names().index)
-    with pytest.raises(ValueError, match="study 'kernles' is unknown; known: 05_anatomy, 03_kern"):
+    with pytest.raises(ValueError, match="study 'kernles' is unknown; known: 02_anatomy, 03_kern"):
         study.load("kernles")

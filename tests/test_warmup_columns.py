@@ -1,4 +1,4 @@
-"""What study 01 derives: of series of steps, and of published means and deviations."""
+"""What study 05 derives: of series of steps, and of published means and deviations."""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""What study 10 asks of an arm on the CPU: h and gradients of float64, and a loss that falls.
+"""What study 13 asks of an arm on the CPU: h and gradients of float64, and a loss that falls.
 
 Images are drawn, not MNIST's.
 """

@@ -1,4 +1,4 @@
-"""Study 05: the published kernel and its repairs race Liger and our kernels in turns.
+"""Study 02: the published kernel and its repairs race Liger and our kernels in turns.
 
 The published kernel is wrong and may not be imported from here: `notebooks/flawed_swiglu.py`
 registers it and its repairs as rivals of the task `TASK`. It is the subject, so it is timed all the
@@ -160,7 +160,7 @@ Width = Annotated[int, Field(ge=64)]
 
 
 class Sizes(study.Sizes):
-    """Tokens and widths of study 05."""
+    """Tokens and widths of study 02."""
 
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
     """cuda, mps, cpu, or auto for the best there is"""
@@ -341,7 +341,7 @@ def from_tables(
 
 
 STUDY = Study(
-    "05_anatomy", Sizes,
+    "02_anatomy", Sizes,
     [
         Experiment("errors", errors, _error_cases),
         Experiment("peaks", peak, _peak_cases),

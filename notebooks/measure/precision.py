@@ -1,4 +1,4 @@
-"""Study 02: its cases, and what measures each experiment.
+"""Study 12: its cases, and what measures each experiment.
 
 experiment      question
 four_sums       0.01 added a thousand times, four ways, as published; each error split in two
@@ -162,7 +162,7 @@ def tensor_cores(max_k: int, step: int = 4) -> list[dict[str, Any]]:
 
 
 class Sizes(study.Sizes):
-    """Numbers of terms, lengths of products, and draws of study 02."""
+    """Numbers of terms, lengths of products, and draws of study 12."""
 
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """cuda for the CPU and a CUDA GPU, cpu for it alone, auto for what there is"""
@@ -297,5 +297,5 @@ def _settings(rows: pd.DataFrame) -> pd.Series:
 
 
 STUDY = Study(
-    "02_precision", Sizes, [Experiment("errors", measure, _cases)], COLUMNS, described
+    "12_precision", Sizes, [Experiment("errors", measure, _cases)], COLUMNS, described
 )  # fmt: skip

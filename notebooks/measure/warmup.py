@@ -1,4 +1,4 @@
-"""Study 01's cases and how each is measured: first steps in fresh and shared processes."""
+"""Study 05's cases and how each is measured: first steps in fresh and shared processes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -117,7 +117,7 @@ Processes = Annotated[int, Field(ge=1, le=100)]
 
 
 class Sizes(study.Sizes):
-    """Models, steps and processes of study 01."""
+    """Models, steps and processes of study 05."""
 
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
     """cuda, mps, cpu, or auto for the best there is"""
@@ -302,6 +302,6 @@ def _deviation(samples: Any) -> float:
 
 
 STUDY = Study(
-    "01_warmup", Sizes, [Experiment("first steps", PerRun(lambda sizes: Measure()), _cases)],
+    "05_warmup", Sizes, [Experiment("first steps", PerRun(lambda sizes: Measure()), _cases)],
     COLUMNS, described, repeats=("process", "steps", "together"),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Study 05's flawed kernels in Triton's interpreter: `tests/test_anatomy.py` runs this file in a
+"""Study 02's flawed kernels in Triton's interpreter: `tests/test_anatomy.py` runs this file in a
 process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 """
 

@@ -1,4 +1,4 @@
-"""Study 10's Liger arm in Triton's interpreter: `tests/test_mnist_liger.py` runs this file in a
+"""Study 13's Liger arm in Triton's interpreter: `tests/test_mnist_liger.py` runs this file in a
 process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 
 The kernels are Liger's own, as its package has them; the interpreter is mended, not they.

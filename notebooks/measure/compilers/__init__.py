@@ -1,4 +1,4 @@
-"""Study 12: what a compiler gives a Llama on one device, and what it costs.
+"""Study 11: what a compiler gives a Llama on one device, and what it costs.
 
 An *arm* is a rival of the task "compiler": whose operations run, transformers' or fusedlib's, and
 what compiles them. Each takes turns with Hugging Face's eager model in turns of its own, so that a

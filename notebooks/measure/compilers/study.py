@@ -1,4 +1,4 @@
-"""Study 12: a Llama compiled, in five parts, and two on several GPUs."""
+"""Study 11: a Llama compiled, in five parts, and two on several GPUs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -20,7 +20,7 @@ Cases = list[dict[str, Any]]
 
 
 class Sizes(study.Sizes):
-    """Parts, arms and models of study 12."""
+    """Parts, arms and models of study 11."""
 
     device: Literal["auto", "cuda", "cpu", "mps"] = "auto"
     """cuda, cpu, or auto for the best there is"""
@@ -303,7 +303,7 @@ def from_tables(tables: pd.DataFrame) -> pd.DataFrame:
 
 
 STUDY = Study(
-    "12_compilers", Sizes,
+    "11_compilers", Sizes,
     [
         Experiment("ceilings", roofline.measure, _ceilings),
         Experiment("forward", compilers.RACE, _forward),

@@ -256,7 +256,7 @@ def by_part(rows: pd.DataFrame) -> pd.DataFrame:
 
 def from_tables(tables: pd.DataFrame) -> pd.DataFrame:
     """The course report's means in the columns of the study's own rows; a precision that it does
-    not state stands as fp32. Its tables that differ in warm-up alone are study 01's."""
+    not state stands as fp32. Its tables that differ in warm-up alone are study 05's."""
     tables = tables[(tables["source"] == "001") & ~tables["table"].str.contains("arm.up")]
     names = {"float32": "fp32", "bfloat16 autocast": "bf16 autocast", "not stated": "fp32"}
     shapes = tables[["model", "context_length", "batch_size"]].itertuples(index=False)

@@ -1,4 +1,4 @@
-"""Study 11: whole Llama training steps; who computes them, what they hold, how far they reach.
+"""Study 10: whole Llama training steps; who computes them, what they hold, how far they reach.
 
 An *arm* is a rival of the task "llama": it takes a Hugging Face model, changes this one model and
 gives what is called with tokens and labels. No class is patched, so that arms share a process, and

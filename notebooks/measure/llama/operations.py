@@ -1,4 +1,4 @@
-"""Study 11: the operations of a Llama alone, each beside its rivals and what bounds it.
+"""Study 10: the operations of a Llama alone, each beside its rivals and what bounds it.
 
 task   operands -> outputs                                      bounded by
 loss   hidden (tokens, hidden), weight (vocabulary, hidden),    its three products

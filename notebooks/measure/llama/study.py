@@ -1,4 +1,4 @@
-"""Study 11: what is measured of a whole Llama training step, in the order it is measured."""
+"""Study 10: what is measured of a whole Llama training step, in the order it is measured."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
@@ -25,7 +25,7 @@ Cases = list[dict[str, Any]]
 
 
 class Sizes(study.Sizes):
-    """Models, arms, batches and contexts of study 11."""
+    """Models, arms, batches and contexts of study 10."""
 
     device: Literal["auto", "cuda", "cpu", "mps"] = "auto"
     """cuda, cpu, or auto for the best there is"""
@@ -385,7 +385,7 @@ def peak_parts(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 STUDY = Study(
-    "11_llama", Sizes,
+    "10_llama", Sizes,
     [
         Experiment("steps", llama.RACE, _asked(_steps)),
         Experiment("operations", operations.RACE, _asked(_operations)),

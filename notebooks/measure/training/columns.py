@@ -1,4 +1,4 @@
-"""What the columns of study 10's rows mean, and those that follow from others."""
+"""What the columns of study 13's rows mean, and those that follow from others."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Study 10: training runs, whether they repeat, and where an epoch's and a step's time goes.
+"""Study 13: training runs, whether they repeat, and where an epoch's and a step's time goes.
 
 Before an arm trains or is timed, h and every gradient of its layer are held against float64. The
 published kernel is wrong and the subject of the study, so it is trained all the same, as
@@ -381,7 +381,7 @@ Images = Annotated[int, Field(ge=64, le=60_000)]
 
 
 class Sizes(study.Sizes):
-    """Arms, images and epochs of study 10. An arm is named with its precision, "fused bf16"."""
+    """Arms, images and epochs of study 13. An arm is named with its precision, "fused bf16"."""
 
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """cuda, cpu, or auto for the best there is"""
@@ -462,7 +462,7 @@ def _training_cases(sizes: Sizes) -> Cases:
 
 
 STUDY = Study(
-    "10_mnist", Sizes,
+    "13_mnist", Sizes,
     [Experiment("steps", RACE, _pace_cases), Experiment("training", measure, _training_cases)],
     COLUMNS, described, shown=("ok", "wrong"), registers="flawed_layer",
 )  # fmt: skip
