@@ -99,8 +99,11 @@ def test_a_value_is_chosen_as_recorded_or_as_shown():
     ],
 )  # fmt: skip
 def test_a_verb_refuses_with_a_sentence(choose, words):
-    with pytest.raises(ValueError, match=re.escape(words)):
+    with pytest.raises(ValueError, match=re.escape(words)) as refused:
         choose(timed_rows())
+    # What IPython shows: without the lines of ours that the error went through.
+    [shown] = refused.value._render_traceback_()
+    assert shown.endswith(f"Error: {refused.value}")
 
 
 def test_rows_without_figures_are_refused_but_kept_for_claims():

@@ -148,6 +148,7 @@ COLUMNS = {
         names={"forward": "forward", "backward": "backward",
                "forward+backward": "forward and backward"},
     ),
+    "weight_gradients": Column("weight gradients"),
     "launch": Column(
         "regime",
         names={"python": "interleaved", "sustained": "sustained", "graph": "in a CUDA graph"},

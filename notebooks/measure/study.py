@@ -43,7 +43,15 @@ Measure = Callable[[Case], dict[str, Any]]
 """Gives the figures of a single case."""
 
 
-class SizesError(ValueError):
+class SentenceError(ValueError):
+    """A choice that cannot be met. A notebook shows its sentence alone, without our lines above."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows for it."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+class SizesError(SentenceError):
     """A size that a study does not have, or a value that it does not take."""
 
 
@@ -283,7 +291,7 @@ def load(name: str) -> Study:
     known = _entries()
     [*matching] = (full for full in known if name in (full, full.partition("_")[2]))
     if not matching:
-        raise ValueError(f"study {name!r} is unknown; known: {', '.join(known)}")
+        raise SentenceError(f"study {name!r} is unknown; known: {', '.join(known)}")
     return declared(known[matching[0]]["measure"])
 
 

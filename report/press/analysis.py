@@ -9,8 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from measure.study import SentenceError
 
-class NoRowsError(ValueError):
+
+class NoRowsError(SentenceError):
     """Rows that were asked for are not there: nothing was measured that could answer."""
 
 

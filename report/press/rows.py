@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Number
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fusedlib.bench import machine as machines
 from fusedlib.bench import rivals
 from measure import study as studies
 from measure.recording import results
-from measure.study import Column, Study
+from measure.study import Column, SentenceError, Study
 from press import display, plots, style
 from press.analysis import NoRowsError, over_recordings, ratios, unmeasured
 from press.published import MACHINE
@@ -97,7 +98,7 @@ class Rows(pd.DataFrame):
             ValueError: both or none are given, or no session has that implementation.
         """
         if (of is None) == (over is None):
-            raise ValueError("speed takes one of `of` and `over`: whose speed, or beside whose")
+            raise SentenceError("speed takes one of `of` and `over`: whose speed, or beside whose")
         base = self._recorded("provider", [of or over])[0]
         compared = Rows(ratios(self[self._has_figures()], base))
         compared["machine"] = compared["machine"].astype(self["machine"].dtype)
@@ -292,7 +293,7 @@ class Rows(pd.DataFrame):
     def _column(self, name: str) -> pd.Series:
         if name not in self:
             known = [c for c in (*self.study.columns, *WORDS) if c in self]
-            raise ValueError(
+            raise SentenceError(
                 f"{self.attrs['study']} has no column {name!r}; those that its pictures use: "
                 f"{', '.join(dict.fromkeys(known))}; all: rows.columns"
             )
@@ -349,7 +350,9 @@ class Rows(pd.DataFrame):
         if value is None or (isinstance(value, float) and pd.isna(value)):
             return "none"
         says = self._says(name)
-        number = isinstance(value, Number) and not isinstance(value, bool)
+        if isinstance(value, bool | np.bool_) and value not in says.names:
+            return says.label if value else f"no {says.label}"
+        number = isinstance(value, Number)
         if number and value not in says.names:
             return display.formatted(
                 value, says.format or (",d" if float(value).is_integer() else "")
@@ -381,7 +384,7 @@ class Rows(pd.DataFrame):
         rows = self._remember(value=value or self._value)
         if len(rows._machines) > MOST_MACHINES:
             names = ", ".join(map(self._machine_label, rows._machines))
-            raise ValueError(
+            raise SentenceError(
                 f"a picture tells three machines apart, not {names}: choose with .of(machine=...)"
             )
         return rows
@@ -396,7 +399,7 @@ class Rows(pd.DataFrame):
     def _require_one_machine(self) -> None:
         if len(self._machines) > 1:
             names = ", ".join(map(self._machine_label, self._machines))
-            raise ValueError(f"these rows are of {names}: choose one, as with .of(machine=...)")
+            raise SentenceError(f"these rows are of {names}: choose one, as with .of(machine=...)")
 
     def _require_alike(self, keys: Sequence[str]) -> None:
         """Refuse to merge rows that differ in a field of their cases that is no key.
@@ -413,7 +416,7 @@ class Rows(pd.DataFrame):
             name = differing[0]
             values = self._ordered(name, self[name].unique())
             there = ", ".join(self._as_read(name, v) for v in values[:6])
-            raise ValueError(
+            raise SentenceError(
                 f"these rows differ in {', '.join(differing)} ({name}: {there}): choose with "
                 f".of({name}=...), or give each a panel"
             )
