@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import visitor
 from measure.recording import paths, results
-from press import cli, redefined
+from press import cli
 from press.running import config
 
 ELSEWHERE = ("05_warmup", "12_precision")
@@ -47,7 +47,6 @@ def test_a_guide_runs_and_shows_pictures(name, tmp_path, monkeypatch):
 
 def executed_copy(name, tmp_path, monkeypatch):
     """A notebook as `make report` executes it."""
-    monkeypatch.setattr(redefined, "mention", lambda *_: None)
     for variable, value in visitor.environment(tmp_path).items():
         monkeypatch.setenv(variable, value)
     command = ["run", "--profile", "quick", "--only", name]

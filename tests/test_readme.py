@@ -39,15 +39,6 @@ def test_block_has_the_headlines_and_counts_the_recorded_machines_alone():
     ]
 
 
-def test_page_one_also_says_what_the_machine_itself_found(monkeypatch):
-    monkeypatch.setattr(headlines, "read_claims", lambda: iter(CLAIMS))
-    assert headlines.table()["holds in"].tolist() == [
-        "H200: 3 of 3; here 1 of 1",
-        "H200: 2 of 3; H100: 1 of 1; here 1 of 1",
-        "H200: 3 of 3; here 1 of 1",
-    ]  # fmt: skip
-
-
 def test_who_is_fastest_in_which_regime_follows_where_it_is_recorded(tmp_path):
     frame = pd.DataFrame(
         {"Liger": ["1.02–1.05×", "1.03×"], "fastest": ["QuACK 2, fusedlib 1", "fusedlib 3"]},

@@ -1,23 +1,19 @@
-"""A rival that is defined otherwise today is named beside the tables and figures that show it."""
+"""The paper lists the rivals that are defined otherwise today than when they were recorded."""
 
 import json
-from functools import partial
 
-import nbformat
 import pandas as pd
 import pytest
 
 from fusedlib.bench import rivals
 from measure import mlp_rivals, swiglu
+from measure import study as studies
 from measure.recording import paths, provenance, results
-from press import display, plots, redefined
-from press.display import TABLE_MIME
-from report_sample import outputs_of
+from press import redefined
 
 SWIGLU, MLP = "notebooks/measure/swiglu.py", "notebooks/measure/mlp_rivals.py"
 TODAY = {SWIGLU: "1" * 40, MLP: "2" * 40}
 BEFORE = {SWIGLU: "3" * 40, "notebooks/measure/old_place.py": "2" * 40}
-SENTENCE = "Recorded on H100 with another definition than today's: PyTorch."
 
 
 @pytest.fixture(autouse=True)
@@ -68,14 +64,10 @@ def test_a_function_of_the_mlp_is_defined_where_it_stands():
         assert redefined._file_of(rivals.get(task, "liger")) == SWIGLU
 
 
-def shown(show):
-    [output] = outputs_of(show)
-    return output
-
-
-def test_each_table_and_figure_that_shows_one_says_so(tmp_path, monkeypatch):
+def test_the_paper_lists_them_by_study(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "RECORDED", tmp_path)
     monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
+    monkeypatch.setattr(studies, "names", lambda: ["01_x", "02_y"])
     for machine, files in (("nvidia-h100", BEFORE), ("nvidia-h200", TODAY)):
         folder = tmp_path / machine / "x"
         folder.mkdir(parents=True)
@@ -86,58 +78,6 @@ def test_each_table_and_figure_that_shows_one_says_so(tmp_path, monkeypatch):
             {"case": "2", "status": "wrong", "provider": "fused", "experiment": "swiglu"},
         ]
         (folder / "01_x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    times = pd.DataFrame({"T": [1, 1], "ms": [2.0, 3.0], "by": ["eager", "fused"]})
-    show = partial(display.table, caption="C", name="t")
-    outputs = [
-        shown(lambda: show(pd.DataFrame({"PyTorch": [1], "fusedlib": [2]}), note="A note.")),
-        shown(lambda: show(pd.DataFrame({"who": ["PyTorch"]}))),
-        shown(lambda: show(pd.DataFrame({"who": ["fusedlib", "PyTorch's"]}))),
-        shown(lambda: display.figure(plots.bars(times, "ms", "T", "by"), "Drawn.", name="f")),
-        shown(lambda: display.prose("PyTorch.")),
+    assert redefined.table().to_dict("records") == [
+        {"study": "01_x", "implementations": "PyTorch", "machines": "H100"}
     ]
-    before = [json.dumps(output) for output in outputs]
-    cell = nbformat.v4.new_code_cell("x", outputs=outputs)
-    notebook = nbformat.v4.new_notebook(cells=[cell])
-    monkeypatch.setattr(redefined, "shown_machines", lambda _: ["nvidia-h200", "nvidia-h100"])
-    redefined.mention(notebook, ["01_x"])
-    noted, alone, other, figure, prose = cell.outputs
-    assert noted["data"][TABLE_MIME]["note"] == f"A note. {SENTENCE}"
-    assert alone["data"][TABLE_MIME]["note"] == SENTENCE
-    assert "another definition" in noted["data"]["text/html"]
-    caption = figure["metadata"]["fusedlib"]["caption"]
-    assert caption == f"Drawn. {SENTENCE}" and "another definition" in figure["data"]["text/html"]
-    assert [json.dumps(output) for output in (other, prose)] == [before[2], before[4]]
-    nbformat.validate(notebook)
-
-
-H200, H100 = "nvidia-h200", "nvidia-h100"
-
-
-def put_rows(folder, machine: str, study: str, profile: str, count: int, kind: str = "cuda"):
-    at = folder / machine / "day"
-    at.mkdir(parents=True, exist_ok=True)
-    run = {"device_type": kind, "began": "2026-11-25", "commit": "c" * 40}
-    described = {"schema": 2, "profile": profile, "runs": [run]}
-    (at / results.DESCRIPTION).write_text(json.dumps(described))
-    rows = [{"case": f"{n}", "status": "ok", "n": n, "ms": len(machine)} for n in range(count)]
-    (at / f"{study}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-@pytest.fixture
-def rows(tmp_path, monkeypatch):
-    """Two cards, a toy run, and a card that has another study alone."""
-    monkeypatch.setattr(results.paths, "RECORDED", tmp_path)
-    monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
-    put_rows(tmp_path, H100, "01_x", "full", 2)
-    put_rows(tmp_path, H200, "01_x", "full", 3)
-    put_rows(tmp_path, "toy", "01_x", "quick", 9, "cpu")
-    put_rows(tmp_path, "other", "02_y", "full", 1)
-    return tmp_path
-
-
-def test_the_leader_comes_first_then_those_with_rows_of_the_full_profile(rows, monkeypatch):
-    assert redefined.shown_machines(["01_x"]) == [H200, H100]
-    assert redefined.shown_machines(["02_y"]) == ["other"]
-    assert redefined.shown_machines(["01_x", "02_y"]) == [H200, H100, "other"]
-    monkeypatch.setenv(results.LEADING, H100)
-    assert redefined.shown_machines(["01_x"]) == [H100, H200]

@@ -105,11 +105,13 @@ def most_in_the_products(measured: Rows) -> bool:
 
 
 def searched_quack_ahead(measured: Rows) -> bool:
-    tuned = measured[(measured["group"] == "tuned") & (measured["launch"] == "python")]
-    tuned = tuned[(tuned["dtype"] == "bfloat16") & (tuned["direction"] == "forward+backward")]
+    ran = measured[measured["experiment"].eq("swiglu") & measured["launch"].eq("python")]
+    ran = ran[ran["weight_gradients"].eq(True) & ran["group"].isin(["tuned", "models"])]
+    ran = ran[(ran["dtype"] == "bfloat16") & (ran["direction"] == "forward+backward")]
     shape = ["tokens", "hidden_size", "intermediate_size"]
-    times = tuned.pivot_table("median_ms", shape, "provider", "median")
-    return len(times) == 4 and (times["quack-searched"] < times["fused"]).all()
+    times = ran.pivot_table("median_ms", shape, "provider", "median")
+    times = times[times["quack-searched"].notna()]
+    return len(times) == 8 and (times["quack-searched"] < times["fused"]).sum() == 7
 
 
 BOTH = ["nvidia-h200", "nvidia-h100"]
@@ -128,7 +130,7 @@ SAID = [
      BOTH, at_the_power_limit),
     ("03_kernels", "Plain PyTorch already spends most of its time in the products", BOTH,
      most_in_the_products),
-    ("report", "takes less time than fusedlib at the four shapes where both were tuned",
+    ("report", "takes less time than fusedlib at seven of the eight shapes where it ran",
      ["nvidia-h200"], searched_quack_ahead),
     ("10_llama", "an arm takes about the time that it takes in turns",
      BOTH, as_long_under_load),

@@ -273,13 +273,14 @@ class Claim:
     def sentence(self, machine: str | None = None) -> str:
         """The sentence with its numbers, or with those of one machine alone.
 
-        They are the leading machine's, with those of other recorded machines after them where they
-        differ. Where the leading machine measured nothing they are another's, which is said first;
-        a dash stands for what nobody measured.
+        They are the leading machine's, medians over its recordings; ranges and other machines' are
+        in `summary`. Where the leading machine measured nothing they are another's, which is said
+        first; a dash stands for what nobody measured.
         """
-        filled = ((text, self._value(name, spec, machine)) for text, name, spec in self._fields())
-        sentence = "".join(text + value for text, value in filled)
         shown = self._machine()
+        chosen = machine or (shown.machine if shown else leading(self.selection))
+        filled = ((text, self._value(name, spec, chosen)) for text, name, spec in self._fields())
+        sentence = "".join(text + value for text, value in filled)
         if machine or shown is None or shown.machine == leading(self.selection):
             return sentence
         return f"{THIS[0].upper() + THIS[1:] if shown.own else shown.name}: {sentence}"
@@ -304,27 +305,41 @@ class Claim:
         for text, name, spec, _ in string.Formatter().parse(self.template):
             yield text, name or "", spec or ""
 
-    def _value(self, name: str, spec: str, machine: str | None) -> str:
-        def spread_of(standing: Standing) -> str:
-            return spread([e.values[name] for e in standing.shown if name in e.values], spec)
+    def _value(self, name: str, spec: str, machine: str) -> str:
+        """A machine's number as the sentence has it."""
+        [values] = [self._values(s, name) for s in self.standings if s.machine == machine] or [[]]
+        return spread(values, spec).partition(" [")[0] if name else ""
 
-        if not name:
-            return ""
-        first = self._machine()
-        shown = machine or (first.machine if first else leading(self.selection))
-        own = next((spread_of(s) for s in self.standings if s.machine == shown), MISSING)
-        others = [s for s in self.standings if s.machine != shown and not s.own and s.shown]
-        texts = [(s.name, spread_of(s)) for s in others if machine is None]
-        # A space between a machine's name and its number does not break the line.
-        texts = [(label, text) for label, text in texts if text not in (own, MISSING)]
-        apart = [f"{label}\N{NO-BREAK SPACE}{text}" for label, text in texts]
-        return f"{own} ({', '.join(apart)})" if apart else own
+    @staticmethod
+    def _values(standing: Standing, name: str) -> list[Any]:
+        return [e.values[name] for e in standing.shown if name in e.values]
+
+    def further_numbers(self, standing: Standing) -> str:
+        """Numbers of a machine that the sentence lacks: those that differ from its own, or vary
+        over recordings, by name where there are several."""
+        shown = self._machine()
+        fields = {name: spec for _, name, spec in self._fields() if name}
+        further = {}
+        for name, spec in fields.items():
+            text = spread(self._values(standing, name), spec)
+            if shown and text not in (self._value(name, spec, shown.machine), MISSING):
+                further[name] = text
+        return ", ".join(
+            f"{n} {text}" if fields.keys() - {n} else text for n, text in further.items()
+        )
+
+    def standings_as_json(self) -> list[dict[str, Any]]:
+        """How it stands on each machine, and its numbers there, as pages show it."""
+        return [s.as_json() | {"further": self.further_numbers(s)} for s in self.standings]
 
     def summary(self) -> str:
         """How it stands on every machine, and what this one measured where it leads not."""
         where = {s.machine: f"{THIS if s.own else s.label}: " for s in self.standings}
         where[published.MACHINE] = ""  # the text says where
-        text = "; ".join(where[s.machine] + s.text for s in self.standings) + "."
+        further = ((s, self.further_numbers(s)) for s in self.standings)
+        text = (
+            "; ".join(f"{where[s.machine]}{s.text}{f': {f}' * bool(f)}" for s, f in further) + "."
+        )
         mine = machines.key()
         here = any(s.own and s.shown for s in self.standings)
         first = self._machine()
@@ -392,7 +407,7 @@ def claim(
         CLAIMS.append(result)
         display.claim(
             result.sentence(), result.summary(), name, headline=headline, study=result.study,
-            numbers=result.numbers(), standings=[s.as_json() for s in result.standings],
+            numbers=result.numbers(), standings=result.standings_as_json(),
         )  # fmt: skip
         return result
 

@@ -5,13 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from nbformat import NotebookNode
 
 from press.display import TABLE_MIME
 from press.formats import MISSING
-from press.pages.outputs import answered, plain_text, shown
-from press.pages.pandoc import with_units
+from press.pages.outputs import answered, shown
 from press.running import config
 from press.running.products import copy_path
 
@@ -47,16 +45,6 @@ def table_of(study: str, name: str, folder: Path | None = None) -> Any:
         if meaning.get("kind") == "table" and meaning["name"] == name:
             return output["data"][TABLE_MIME]
     return None
-
-
-def table() -> pd.DataFrame:
-    """Headline claims by study, and in how many recordings each holds, this machine's behind."""
-    lines = []
-    for claim in (c for c in read_claims() if c.headline):
-        here = counts(claim, own=True)
-        held = counts(claim, own=False) + (f"; here {here}" if here != MISSING else "")
-        lines.append((claim.title, claim.headline, with_units(plain_text(claim.sentence)), held))
-    return pd.DataFrame(lines, columns=["study", "finding", "in numbers", "holds in"])
 
 
 def filled(words: str) -> str:

@@ -1,7 +1,5 @@
 """The report's tables of machines and recordings, from the results folders."""
 
-from pathlib import Path
-
 import pandas as pd
 
 from fusedlib.bench import machine as machines
@@ -88,18 +86,6 @@ def dates() -> pd.DataFrame:
         least=("differ", "min"), most=("differ", "max"), own=("own", "any"),
     ).reset_index()  # fmt: skip
     return spans.assign(label=spans["machine"].map(machines.label))
-
-
-def differing() -> pd.DataFrame:
-    """A line a machine and folder: files that differ today from what a recording was made with."""
-    files = {
-        (one.machine, Path(name))
-        for one in results.recordings() for name in provenance.differing(one.files)
-    }  # fmt: skip
-    lines = [(machine, path.parent.as_posix(), path.name) for machine, path in sorted(files)]
-    table = pd.DataFrame(lines, columns=["machine", "folder", "name"])
-    groups = table.groupby(["machine", "folder"], sort=True)["name"]
-    return groups.agg(files="count", which=", ".join).reset_index()
 
 
 def _rows() -> pd.DataFrame:

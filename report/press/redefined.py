@@ -1,12 +1,11 @@
 """Rivals whose definition is another today than when the rows beside them were recorded.
 
-A row of other code counts as it is; a table or figure that shows such a rival says so.
+A row of other code counts as it is; the paper lists such rivals beside the recordings.
 """
 
 import functools
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from io import StringIO
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ import pandas as pd
 from fusedlib.bench import machine as machines
 from fusedlib.bench import rivals
 from fusedlib.bench.rivals import Rival
+from measure import study as studies
 from measure.recording import paths, provenance, results
 from press import style
-from press.display import TABLE_MIME, figure_data, table_data
 
 CASE = ["machine", "recording", "race", "experiment", "provider", "settings"]
 
@@ -58,64 +57,18 @@ def _file_of(one: Rival) -> str:
     return file.relative_to(paths.ROOT).as_posix() if file.is_relative_to(paths.ROOT) else str(file)
 
 
-def shown_machines(studies: Iterable[str]) -> list[str]:
-    """The machine that leads in these studies, then those with rows of the full profile there."""
-    shown: dict[str, None] = {}
-    leader = ""
-    for study in studies:
-        rows = results.Recorder(study, profile="full").rows()
-        full = rows.loc[rows["profile"] == "full", "machine"].unique()
-        names = [str(name) for name in rows["machine"].cat.categories]
-        leader = leader or names[0]
-        shown |= dict.fromkeys(name for name in names if name in full)
-    return [leader, *(name for name in shown if name != leader)]
-
-
-def displayed(notebook: Any) -> Iterator[tuple[str, Any]]:
-    """Tables and figures, each with which of both it is."""
-    for cell in notebook.cells:
-        shown = [o for o in cell.get("outputs", []) if o.get("output_type") == "display_data"]
-        for output in shown:
-            kind = output["metadata"].get("fusedlib", {}).get("kind")
-            if kind in ("table", "figure"):
-                yield kind, output
-
-
-def mention(notebook: Any, studies: Sequence[str]) -> None:
-    """Say so beside each table and figure of an executed notebook that shows such a rival."""
+def table() -> pd.DataFrame:
+    """A line a study: `implementations` in its rows of the full profile that are defined otherwise
+    today, and the `machines` whose rows these are."""
     files = {(one.machine, one.name): one.files for one in results.recordings()}
-    machines_shown = shown_machines(studies)
-    pairs: set[tuple[str, str]] = set()
-    for study in studies:
+    lines = []
+    for study in studies.names():
         rows = results.Recorder(study, profile="full").rows()
-        pairs |= redefined(
-            rows[rows["status"].eq("ok") & rows["machine"].isin(machines_shown)], files
-        )
-    names = [name for name in rivals.labels() if any(name == other for other, _ in pairs)]
-    for kind, output in displayed(notebook):
-        words = {*_words(output)}
-        named = [name for name in names if words & {name, style.label(name)}]
-        if not named:
-            continue
-        where = [m for m in machines_shown if any((name, m) in pairs for name in named)]
-        sentence = (
-            f"Recorded on {' and '.join(map(machines.label, where))} with another definition than "
-            f"today's: {'; '.join(map(style.label, named))}."
-        )
-        meaning, target = output["metadata"]["fusedlib"], "note" if kind == "table" else "caption"
-        meaning[target] = f"{meaning[target] or ''} {sentence}".strip()
-        if kind == "table":
-            output["data"] = table_data(output["data"][TABLE_MIME] | {"note": meaning["note"]})
-        else:
-            output["data"] = figure_data(output["data"]["image/svg+xml"], meaning)
-
-
-def _words(output: Any) -> Iterator[str]:
-    """The cells of a table, or the texts in a figure's data."""
-    content = output["data"].get(TABLE_MIME)
-    if content is not None:
-        for cells in (*content["columns"], *content["rows"]):
-            yield from cells
-    elif data := output["metadata"]["fusedlib"].get("data"):
-        for _, column in pd.read_csv(StringIO(data), dtype=str).items():
-            yield from column.dropna().unique()
+        shown = rows["status"].eq("ok") & rows["profile"].eq("full")
+        if pairs := redefined(rows[shown], files):
+            names = [name for name in rivals.labels() if any(name == other for other, _ in pairs)]
+            lines.append({
+                "study": study, "implementations": "; ".join(map(style.label, names)),
+                "machines": ", ".join(sorted({machines.label(machine) for _, machine in pairs})),
+            })  # fmt: skip
+    return pd.DataFrame(lines, columns=["study", "implementations", "machines"])

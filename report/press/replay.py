@@ -16,9 +16,9 @@ import nbformat
 
 from fusedlib.bench.machine import NAME
 from measure.recording import results
-from press import claims, display, redefined
+from press import claims, display
 from press.claims import Claim
-from press.running.config import DETAILS, FRAME, STATIC, Config, Study
+from press.running.config import FRAME, STATIC, Config, Study
 from press.running.products import METADATA, copy_path, write_whole
 from press.variables import environment
 
@@ -62,7 +62,6 @@ def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> dict[str
     it alone. Returned are the claims of each notebook by its name.
     """
     stated = {}
-    every = [study.name for study in config.studies]
     if FRAME in only:
         parts: tuple[Study, ...] = (config.frame,)
     else:
@@ -70,9 +69,6 @@ def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> dict[str
     with recorded_rows(), environment({"FUSEDLIB_BUILD": str(folder)}):
         for part in parts:
             analysis = analysis_of(part.notebook)
-            studies = every if part is config.frame else [part.name.removesuffix(DETAILS)]
-            if part not in config.guides:
-                redefined.mention(analysis.notebook, studies)
             analysis.notebook.metadata[METADATA] = {"status": "ok", "profile": "full"}
             write_whole(copy_path(part.name), nbformat.writes(analysis.notebook))
             stated[part.name] = analysis.claims

@@ -118,5 +118,6 @@ def where_it_holds(claim: dict[str, Any]) -> list[tuple[str, bool]]:
         where = "" if standing["machine"] == published.MACHINE else where
         fails = bool(standing["errors"] or standing["contrary"])
         fails |= standing["held"] < standing["measured"]
-        texts.append((standing["text"] + where, fails))
+        numbers = f": {further}" if (further := standing.get("further")) else ""
+        texts.append((standing["text"] + where + numbers, fails))
     return texts

@@ -20,10 +20,8 @@ from papermill.execute import remove_error_markers
 
 from measure.recording import paths, results
 from measure.recording.progress import FILE as PROGRESS
-from press import redefined
-from press.running import config as configs
 from press.running import fingerprint, kernel, parameters
-from press.running.config import DETAILS, FRAME, STATIC, Study
+from press.running.config import FRAME, STATIC, Study
 from press.running.monitor import Monitor
 from press.running.products import METADATA, check_writable, copy_path, read_metadata, write_whole
 from press.variables import environment
@@ -101,14 +99,6 @@ def execute(job: Job, monitor: Monitor, *, fresh: bool = False) -> Outcome:
         with monitor.notebook(job.name, job.cells, session.progress_file):
             status, error, stop = _attempt(job, session, fresh)
     seconds = time.monotonic() - began
-    if status == "ok":
-        every = [study.name for study in configs.load().studies]
-        studies = every if job.reads is None else [job.name.removesuffix(DETAILS)]
-        try:
-            redefined.mention(session.notebook, studies)
-        except Exception as failure:
-            described = f"{type(failure).__name__}: {failure}"
-            status, error = "failed", f"comparing rivals with the recorded ones: {described}"
     outcome = Outcome(job.name, status, copy_path(job.name), seconds, error)
     with kernel.uninterrupted():
         _write_copy(job, session, outcome, [before, fingerprint.rows(job.reads)])
