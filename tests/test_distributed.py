@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fusedlib.bench.attempt import Unavailable
-from measure import distributed, distributed_worker
+from measure import distributed
+from measure.distributed import communication, engines, job
 from measure.profiles.trace import Piece
 from measure.recording import paths
 from outcomes import outcome
@@ -52,13 +53,13 @@ def test_what_differs_from_one_process_is_wrong(name):
     true = {"reference_losses": [8.0, 7.9], "reference_gradient_norm": 2.0}
     case = a_case(dtype="bfloat16")
     figures = {}
-    assert distributed_worker.compared(case, true, [8.001, 7.9, 1.0], 2.01, figures) == []
+    assert job.compared(case, true, [8.001, 7.9, 1.0], 2.01, figures) == []
     assert figures["loss_error"] == pytest.approx(0.001 / 8) and figures["gradient_norm"] == 2.01
     losses = [8.0, 7.8] if name == "loss" else [8.0, 7.9]
     norm = 2.0 if name == "loss" else 2.2
-    (wrong,) = distributed_worker.compared(case, true, losses, norm, figures)
+    (wrong,) = job.compared(case, true, losses, norm, figures)
     assert f"the {name} differs" in wrong
-    (late,) = distributed_worker.compared(case, true, [8.0, 7.9, 7.8, float("nan")], 2.0, figures)
+    (late,) = job.compared(case, true, [8.0, 7.9, 7.8, float("nan")], 2.0, figures)
     assert "by nan" in late
 
 
@@ -90,9 +91,9 @@ def test_hidden_communication_is_what_runs_beside_computing():
         piece("ncclDevKernel_AllGather", 0, 4000), piece("ncclDevKernel_Reduce", 3000, 6000),
         piece("gemm", 1000, 2000), piece("gemm", 1500, 3500), piece("silu", 7000, 8000),
     ]  # fmt: skip
-    actual = distributed_worker.overlap(pieces)
+    actual = communication.overlap(pieces)
     assert actual == {"communication_ms": 6.0, "hidden_share": 2.5 / 6}
-    assert distributed_worker.overlap([piece("gemm", 0, 5)]) == dict.fromkeys(actual)
+    assert communication.overlap([piece("gemm", 0, 5)]) == dict.fromkeys(actual)
 
 
 # --- real jobs -----------------------------------------------------------------------------------
@@ -109,7 +110,7 @@ def training(strategy, optimizer):
 )
 def test_two_processes_train_as_one_does(strategy, optimizer):
     case = training(strategy, optimizer)
-    if distributed_worker.is_deepspeed(case) and find_spec("deepspeed") is None:
+    if engines.is_deepspeed(case) and find_spec("deepspeed") is None:
         pytest.skip("DeepSpeed is not installed: pip install '.[llama]'")
     figures, status, reason = outcome(distributed.measure, case)
     assert (status, reason) == ("ok", None)

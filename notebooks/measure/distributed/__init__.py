@@ -1,6 +1,6 @@
 """Training runs on several processes: FSDP2, and DeepSpeed.
 
-`cases` lists them, and `measure` trains one: its processes run `measure.distributed_worker.train`,
+`cases` lists them, and `measure` trains one: its processes run `measure.distributed.job.train`,
 each in a fresh process of its own. `provider` names an arm, and `model` a configuration, of
 `measure.llama`.
 
@@ -25,7 +25,7 @@ from fusedlib.bench import fresh, machine, rivals
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
 from measure import llama
-from measure.distributed_worker import OPTIMIZERS, STRATEGIES, is_deepspeed
+from measure.distributed.engines import OPTIMIZERS, STRATEGIES, is_deepspeed
 
 EXPERIMENT = "distributed"
 TIMEOUT_S = 540.0
@@ -84,7 +84,7 @@ def measure(case: Case) -> dict[str, Any]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = [{"case": dict(case), "rank": n, "port": port} for n in range(case["processes"])]
-    target = "measure.distributed_worker:train"
+    target = "measure.distributed.job:train"
     figures: dict[str, Any] = fresh.run_together(target, ranks, timeout_s=TIMEOUT_S)[0]
     return figures
 

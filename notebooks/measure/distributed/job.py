@@ -3,7 +3,6 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -12,11 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.nn import Parameter
-from torch.profiler import record_function
 
-from fusedlib.bench import rivals, step_clock
 from fusedlib.bench.attempt import Wrong, free_memory
 from fusedlib.bench.cases import Case
 from fusedlib.bench.machine import version_of
@@ -24,47 +20,25 @@ from fusedlib.bench.settings import MIB
 from fusedlib.bench.statistics import summarize
 from fusedlib.bench.timing import clock_for, synchronize
 from measure import llama
-from measure.pass_memory import mib_of
-from measure.profiles import trace
-from measure.profiles.trace import Piece
+from measure.distributed import communication
+from measure.distributed.engines import (
+    FSDP2,
+    LOSS_SCALE,
+    STRATEGIES,
+    DeepSpeed,
+    Engine,
+    is_deepspeed,
+    loss_of,
+    model_of,
+    optimizer_of,
+    tokens_of,
+)
 
-SEED = 0
-OFFLOAD = {
-    "stage": 3,
-    "offload_param": {"device": "cpu", "pin_memory": True},
-    "offload_optimizer": {"device": "cpu", "pin_memory": True},
-}
-THROTTLE = {
-    "stage3_prefetch_bucket_size": 0, "stage3_max_live_parameters": 0,
-    "stage3_max_reuse_distance": 0, "reduce_bucket_size": 100_000,
-}  # fmt: skip
-# Arguments of `fully_shard`, or the section `zero_optimization` of DeepSpeed's configuration.
-STRATEGIES: dict[str, dict[str, Any]] = {
-    "fsdp2-2": {"reshard_after_forward": False},
-    "fsdp2-3": {"reshard_after_forward": True},
-    "zero-2": {"stage": 2},
-    "zero-3": {"stage": 3},
-    "offload": OFFLOAD,
-    "offload-throttled": OFFLOAD | THROTTLE,
-}
-OPTIMIZERS = {"sgd": 6e-4, "adamw": 1e-4}
-"""Learning rates: SGD's is the one that seed 003 published, with its weight decay of 0.1."""
-WEIGHT_DECAY = {"sgd": 0.1, "adamw": 0.01}
-# fp16 gradients of the logits are about 1e-9 of the loss: scaled they are no zeros. Never changed,
-# so that no step is skipped.
-LOSS_SCALE = 2.0**14
 CHECKED_STEPS = 3
 # Relative differences to the plain model in one process that rounding explains.
 LOSS_BAND = {"float32": 1e-5, "float16": 5e-4, "bfloat16": 1e-3}
 GRADIENT_BAND = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 3e-2}
-TRANSFERS, TRANSFER_MIB = 10, 64
 SECTIONS = ("forward", "backward", "optimizer", "total")
-STEP = "fusedlib: step"
-
-
-def is_deepspeed(case: Case) -> bool:
-    """Whether DeepSpeed runs the case."""
-    return not case["strategy"].startswith("fsdp2")
 
 
 def train(case: Case, rank: int, port: int, start: dict[str, float]) -> dict[str, Any]:
@@ -86,7 +60,7 @@ def train(case: Case, rank: int, port: int, start: dict[str, float]) -> dict[str
     free_memory()
     engine = (DeepSpeed if is_deepspeed(case) else FSDP2)(case, device)
     share = case["batch_size"]
-    engine.ids = _tokens(case, engine.model.config.vocab_size)[rank * share : (rank + 1) * share]
+    engine.ids = tokens_of(case, engine.model.config.vocab_size)[rank * share : (rank + 1) * share]
     engine.ids = engine.ids.to(device)
     losses: list[float] = []
     times: list[dict[str, float]] = []
@@ -100,7 +74,7 @@ def train(case: Case, rank: int, port: int, start: dict[str, float]) -> dict[str
     wrong = compared(case, true, losses, engine.gradient_norm, figures) if rank == 0 else []
     figures |= _memory(engine)
     steady = _steady_ms(engine, max(2, case["steps"] // 2))
-    figures |= _communication(engine)
+    figures |= communication.measured(engine)
     dist.barrier()
     if wrong:
         raise Wrong("; ".join(wrong), figures)
@@ -131,109 +105,6 @@ def _join(case: Case, rank: int, port: int) -> torch.device:
     else:
         dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
     return device
-
-
-def _tokens(case: Case, vocabulary: int) -> Tensor:
-    """Random token ids of all processes, (processes · batch, context); the same in every step."""
-    shape = case["processes"] * case["batch_size"], case["context_length"]
-    return torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(SEED))
-
-
-def _model(case: Case, device: torch.device, arm: str) -> tuple[Any, Any]:
-    """The model of an arm, and what is called."""
-    model: Any = llama.build(case["model"], case["dtype"], device, SEED)
-    return model, rivals.get(llama.TASK, arm).build(model)
-
-
-def _loss(call: Any, ids: Tensor) -> Tensor:
-    loss: Tensor = call(ids, labels=ids).loss
-    return loss
-
-
-def _optimizer(case: Case, parameters: Iterable[Any]) -> torch.optim.Optimizer:
-    kind, rate = case["optimizer"], case["learning_rate"]
-    decay = WEIGHT_DECAY[kind]
-    if case["strategy"].startswith("offload"):
-        adam: Any = import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
-        cpu_adam: torch.optim.Optimizer = adam(parameters, lr=rate, weight_decay=decay)
-        return cpu_adam
-    make = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[kind]
-    return make(parameters, lr=rate, weight_decay=decay)
-
-
-# --- engines -------------------------------------------------------------------------------------
-
-
-class Engine(step_clock.Trainer):
-    """An arm's model as a strategy divides it among the processes; `ids` are its own sequences."""
-
-    ids: Tensor
-
-    def __init__(self, case: Case, device: torch.device) -> None:
-        model, self.call = _model(case, device, case["provider"])
-        super().__init__(model, device)
-        self.model: Any = model
-        self.weights_mib = mib_of(model.parameters())
-        self.gradient_norm: float | None = None
-        if case["checkpointing"]:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-
-    def forward(self) -> Tensor:
-        """The loss of this process."""
-        return _loss(self.call, self.ids)
-
-    def clear(self) -> None:
-        """Nothing: an update drops the gradients, so that none lie between steps."""
-
-
-class FSDP2(Engine):
-    """`fully_shard` of each layer and of the whole."""
-
-    def __init__(self, case: Case, device: torch.device) -> None:
-        from torch.distributed.fsdp import fully_shard
-
-        super().__init__(case, device)
-        for module in (*self.model.model.layers, self.model):
-            fully_shard(module, **STRATEGIES[case["strategy"]])
-        self.optimizer = _optimizer(case, self.model.parameters())
-
-    def update(self) -> None:
-        """The optimizer's step; the first one keeps the gradient's norm."""
-        assert self.optimizer is not None
-        if self.gradient_norm is None:
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-            norm: Any = torch.nn.utils.get_total_norm(gradients)
-            self.gradient_norm = float(norm.full_tensor())
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-
-class DeepSpeed(Engine):
-    """DeepSpeed's engine; it keeps fp32 copies of 16-bit weights."""
-
-    def __init__(self, case: Case, device: torch.device) -> None:
-        super().__init__(case, device)
-        config = {
-            "train_micro_batch_size_per_gpu": case["batch_size"],
-            "zero_optimization": STRATEGIES[case["strategy"]],
-            "zero_allow_untested_optimizer": True,
-            "gradient_clipping": 0.0,  # 1.0 by default, which the other strategies do not do
-            "fp16": {"enabled": case["dtype"] == "float16", "loss_scale": LOSS_SCALE},
-            "bf16": {"enabled": case["dtype"] == "bfloat16"},
-        }
-        self.optimizer = _optimizer(case, self.model.parameters())
-        initialize = import_module("deepspeed").initialize
-        self.call, *_ = initialize(model=self.model, optimizer=self.optimizer, config=config)
-
-    def backward(self, loss: Tensor) -> None:
-        """Gradients, averaged over the processes."""
-        self.call.backward(loss)
-
-    def update(self) -> None:
-        """The optimizer's step; the first one keeps the gradient's norm."""
-        self.call.step()
-        if self.gradient_norm is None:
-            self.gradient_norm = float(self.call.get_global_grad_norm())
 
 
 def _timed_step(engine: Engine) -> tuple[float, dict[str, float]]:
@@ -281,20 +152,20 @@ def reference(case: Case, device: torch.device) -> dict[str, Any]:
     that every batch fits. Weights that the optimizer steps are as the strategy's: fp32 copies under
     DeepSpeed, the model's own under FSDP2.
     """
-    model = _model(case, device, llama.BASELINE)[0]
-    ids = _tokens(case, model.config.vocab_size)
+    model = model_of(case, device, llama.BASELINE)[0]
+    ids = tokens_of(case, model.config.vocab_size)
     own = list(model.parameters())
     apart = is_deepspeed(case) and case["dtype"] != "float32"
     stepped = [Parameter(p.detach().float()) for p in own] if apart else own
     plain = {**case, "strategy": "one process"}
-    optimizer = _optimizer(plain, stepped)
+    optimizer = optimizer_of(plain, stepped)
     scale = LOSS_SCALE if case["dtype"] == "float16" else 1.0
     losses, norms = [], []
     for _ in range(min(CHECKED_STEPS, case["warmup"] + case["steps"])):
         sums = [torch.zeros_like(p, dtype=torch.float32) for p in own]
         loss = 0.0
         for sequence in ids:
-            value = _loss(model, sequence[None].to(device))
+            value = loss_of(model, sequence[None].to(device))
             (value * scale).backward()
             loss += value.item() / len(ids)
             for total, p in zip(sums, own, strict=True):
@@ -355,75 +226,6 @@ def _memory(engine: Engine) -> dict[str, Any]:
         "weights_mib": engine.weights_mib, "host_mib": host.item(), "peak_mib": peak,
         "state_mib": state,
     }  # fmt: skip
-
-
-def _communication(engine: Engine) -> dict[str, Any]:
-    """Of one profiled step what is communication and what of it hidden; and the bandwidths.
-
-    The step before it, under the profiler too, takes up that profilers start at different times.
-    """
-
-    def steps() -> None:
-        for _ in range(2):
-            with record_function(STEP):
-                engine.issue()
-                synchronize(engine.device)
-
-    pieces: Iterable[Piece] = []
-    if engine.device.type == "cuda" and dist.get_world_size() > 1:
-        pieces = trace.record(engine.device, steps).during(STEP)
-    return {**overlap(pieces), **dict(_bandwidths(engine.device))}
-
-
-def overlap(pieces: Iterable[Piece]) -> dict[str, float | None]:
-    """How much of a step's communication is hidden, in ms of the device's time.
-
-    `communication_ms` is the time in which a kernel of NCCL runs, its waiting for other processes
-    included. Hidden is what of it another kernel, copy or fill runs beside: |communication| +
-    |compute| - |their union|. Both are None where nothing communicates.
-    """
-    parts: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-    for piece in pieces:
-        parts["nccl" in piece.name.lower()].append((piece.start, piece.end))
-    communication, compute = _covered_ms(parts[True]), _covered_ms(parts[False])
-    hidden = communication + compute - _covered_ms(parts[True] + parts[False])
-    return {
-        "communication_ms": communication or None,
-        "hidden_share": hidden / communication if communication else None,
-    }  # fmt: skip
-
-
-def _covered_ms(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of the union of spans in µs."""
-    covered, end = 0.0, float("-inf")
-    for start, stop in sorted(spans):
-        covered += max(stop - max(start, end), 0.0)
-        end = max(end, stop)
-    return covered / 1e3
-
-
-def _bandwidths(device: torch.device) -> Iterator[tuple[str, float | None]]:
-    """1e9 bytes a second that a process sends, by the median of large transfers, in bf16."""
-    processes = dist.get_world_size()
-    part = torch.zeros(TRANSFER_MIB * MIB // 2 // processes, dtype=torch.bfloat16, device=device)
-    whole = torch.zeros(part.numel() * processes, dtype=part.dtype, device=device)
-    sent = (whole.numel() - part.numel()) * whole.element_size()
-    calls = {
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
-    }
-    for name, call in calls.items():
-        if processes == 1:
-            yield f"{name}_gb_s", None
-            continue
-        clock, times = clock_for(device), []
-        for _ in range(TRANSFERS):
-            dist.barrier()
-            synchronize(device)
-            begin = clock.mark()
-            call()
-            times.append(clock.elapsed_ms(begin, clock.mark()))
-        yield f"{name}_gb_s", sent / sorted(times)[TRANSFERS // 2] / 1e6
 
 
 def _facts(case: Case) -> dict[str, Any]:
