@@ -33,7 +33,7 @@ def test_the_ways_to_run_it_stand_in_one_of_the_two():
         "make report", "make lab", "make test", "make figures", "make test-gpu",
         "make record DRY=1", "make pack", "PYTHON=python3 VENV=", "environment.yml",
         "report/build/report.html", "report/build/report.pdf", "FUSEDLIB_RESULTS",
-        "FUSEDLIB_BUILD", "FUSEDLIB_MACHINE", "FUSEDLIB_LEADING", "FRESH=1", "MINUTES=", "NAME=",
+        "FUSEDLIB_BUILD", "FUSEDLIB_MACHINE", "FRESH=1", "MINUTES=", "NAME=",
         "PACKED=", "code.json", "<machine>/<recording>/<study>.jsonl",
     ):  # fmt: skip
         assert wanted in text

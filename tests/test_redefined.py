@@ -135,9 +135,9 @@ def rows(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_leader_comes_first_then_those_with_rows_of_the_full_profile(rows, monkeypatch):
+def test_the_leader_comes_first_then_those_with_rows_of_the_full_profile(rows):
     assert redefined.shown_machines(["01_x"]) == [H200, H100]
     assert redefined.shown_machines(["02_y"]) == ["other"]
     assert redefined.shown_machines(["01_x", "02_y"]) == [H200, H100, "other"]
-    monkeypatch.setenv(results.LEADING, H100)
+    put_rows(rows, H100, "01_x", "full", 4)
     assert redefined.shown_machines(["01_x"]) == [H100, H200]

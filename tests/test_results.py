@@ -303,7 +303,7 @@ def test_a_copied_folder_is_another_machine(tmp_path):
     assert rows["own"].tolist() == (rows["machine"] == machine.key()).tolist()
 
 
-def test_the_leading_machine_can_be_chosen(tmp_path, monkeypatch):
+def test_the_leading_machine_has_most_experiments_then_most_cases_that_ran(tmp_path):
     for name, count in (("small", 1), ("large", 4)):
         for number in range(count):
             own = recorder(tmp_path, "full", **at("a" * 40, key=name, device_type="cuda"))
@@ -316,12 +316,6 @@ def test_the_leading_machine_can_be_chosen(tmp_path, monkeypatch):
     assert lead() == "large", "the one with most cases that ran"
     own.append(CASE | {"process": 9, "experiment": "another"})
     assert lead() == "small", "a machine that lacks an experiment would show nothing of it"
-    monkeypatch.setenv(results.LEADING, "large")
-    assert lead() == "large"
-    monkeypatch.setenv(results.LEADING, "small")
-    assert lead() == "small"
-    monkeypatch.setenv(results.LEADING, "none of these")
-    assert lead() == "none of these", "it shows nothing rather than another's rows as its own"
 
 
 @pytest.mark.parametrize(
