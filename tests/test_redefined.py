@@ -44,6 +44,7 @@ FILES = {("m", "now"): TODAY, ("m", "then"): BEFORE, ("m", "nothing hashed"): {}
          {"eager"}),
         ([row("then", "eager", "peak", settings="another")], set()),
         ([row("then", "fused-input", "swiglu")], {"fused-input"}),  # a partial
+        ([row("then", "liger", "mlp"), row("then", "liger", "swiglu")], {"liger"}),  # a decorated
         ([row("then", "nobody", "swiglu")], set()),
         ([row("nothing hashed", "eager", "swiglu")], set()),
     ],
@@ -61,11 +62,6 @@ def test_of_a_rival_outside_the_code_nothing_is_known(monkeypatch):
     rivals.rival("swiglu", "mine")(lambda inputs: None)
     rows = pd.DataFrame([row("then", "mine", "swiglu")])
     assert redefined.redefined(rows, FILES) == set()
-
-
-def test_a_function_of_the_mlp_is_defined_where_it_stands():
-    for task in (swiglu.TASK, mlp_rivals.MODULE):
-        assert redefined._file_of(rivals.get(task, "liger")) == SWIGLU
 
 
 def shown(show):
