@@ -169,13 +169,6 @@ def test_damage_of_another_study_s_rows_does_not_stop_this_one(tmp_path):
 # --- nothing is measured -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("empty", ["models", "directions"])
-def test_a_sweep_of_nothing_is_refused(empty):
-    options = {"models": ["nano"], "directions": ["step"], "count": 30, "warmups": [0], empty: []}
-    with pytest.raises(ValueError, match="models and directions need an entry each"):
-        warmup.step_cases(warmup.problem(64, device="cpu"), "fresh", 1, **options)
-
-
 def test_a_study_that_failed_here_still_shows_the_recorded_rows(tmp_path, monkeypatch):
     monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
     monkeypatch.setenv("FUSEDLIB_MACHINE", "unlucky")  # a clone may have rows of this one
