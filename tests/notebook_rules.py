@@ -16,8 +16,6 @@ from prose import measured_numbers
 
 Notebook = dict[str, Any]
 MOST_LINES = 30
-VERBS = "from press.rows import"
-"""A notebook that imports so is in the form of DESIGN.md, "A notebook"."""
 MOST_CELLS, MOST_CELL_LINES, MOST_CODE, MOST_NAMES, MOST_KNOBS = 16, 12, 150, 10, 6
 LONG = ("Compilers", "Whole models")
 """Titles that begin so may have more lines of code."""
@@ -62,14 +60,12 @@ def problems(
         plain = [cell for _, cell in code if source(cell)[:1] not in ("%", "!")]
         names = Counter(name for cell in plain for name in set(_assigned(source(cell))))
         faults += [f"{name} is assigned in {n} cells" for name, n in names.items() if n > 1]
-    verbs = any(VERBS in source(cell) for _, cell in code)
-    readers = _of_verbs if verbs else _for_readers
-    owed = [] if frame else list(readers(cells))
+    owed = [] if frame else list(_for_readers(cells))
     return faults + [fault for fault in owed if not (guide and "paper" in fault)]
 
 
-def _of_verbs(cells: list[dict[str, Any]]) -> Iterator[str]:
-    """What a notebook on verbs owes to someone who reads it."""
+def _for_readers(cells: list[dict[str, Any]]) -> Iterator[str]:
+    """What a study's notebook owes to someone who reads it: DESIGN.md, "A notebook"."""
     prose = "\n".join(source(cell) for cell in cells if cell["cell_type"] == "markdown")
     for wanted, words in (
         ("**Predict:**", "asks for no prediction"), ("<details>", "folds no answer"),
@@ -123,22 +119,6 @@ def _ours(code: str) -> Iterator[str]:
             names += [alias.name for alias in node.names]
     if len(names) > MOST_NAMES:
         yield f"imports {len(names)} names of ours, more than {MOST_NAMES}"
-
-
-def _for_readers(cells: list[dict[str, Any]]) -> Iterator[str]:
-    """What a study's notebook owes to someone who learns from it."""
-    prose = "\n".join(source(cell) for cell in cells if cell["cell_type"] == "markdown")
-    code = "\n".join(source(cell) for cell in cells if cell["cell_type"] == "code")
-    if "Predict" not in prose:
-        yield "asks for no prediction"
-    if "Try this" not in prose and "display.explore(" not in code:
-        yield "has nothing to try or to explore"
-    if not NEIGHBOUR.search(prose):
-        yield "links to no other notebook"
-    if not any("measure" in tags(cell) for cell in cells):
-        yield "no cell is tagged measure"
-    if not any("paper" in tags(cell) for cell in cells):
-        yield "no cell is tagged paper"
 
 
 def _format(notebook: Notebook) -> Iterator[str]:

@@ -164,14 +164,6 @@ def test_every_setting_and_launch_is_measured_of_everybody_that_takes_it(flawed)
     }
 
 
-def test_a_width_that_the_blocks_do_not_divide_is_refused():
-    with pytest.raises(ValueError, match="width 100"):
-        anatomy.square(64, 100)
-    with pytest.raises(ValueError, match="block, 64"):
-        anatomy.single_cases("peak", [(64, 32)], ["eager"], "cpu")
-    assert anatomy.square(16, 32).hidden_size == 32, "the published test's blocks are smaller"
-
-
 def test_errors_are_taken_in_tiles_of_any_size(flawed):
     sizes = anatomy.Sizes(device="cpu", error_tokens=[128], error_widths=[64, 512])
     every = anatomy.STUDY.cases(sizes).values()

@@ -66,15 +66,6 @@ def test_a_sampler_of_another_distribution_is_seen(sample):
     assert not misfit < samplers.MOST_MISFIT
 
 
-def test_the_two_samplers_draw_alike():
-    """Chi-square of two samples, on logits of a whole vocabulary."""
-    torch.manual_seed(0)
-    logits = torch.randn(1, 12).repeat(20_000, 1)
-    counts = torch.stack([torch.bincount(f(logits)[:, 0], minlength=12) for f in SAMPLERS.values()])
-    expected = counts.double().mean(0, keepdim=True)
-    assert ((counts - expected) ** 2 / expected).sum() < 31.3  # 11 degrees: one in a thousand
-
-
 # --- arms ----------------------------------------------------------------------------------------
 
 
@@ -116,20 +107,6 @@ def test_an_arm_whose_results_miss_is_wrong_and_gets_no_time(recorder, arm, expe
     plain, wrong = sorted(results.read_rows(recorder.path), key=lambda row: row["provider"])
     assert (plain["status"], wrong["status"]) == ("ok", "wrong")
     assert "median_ms" not in wrong and wrong["error"] > 0.04
-
-
-def test_an_arm_takes_turns_with_the_baseline(recorder):
-    wanted = cases("inference", ["fused"])
-    assert [c["provider"] for c in wanted] == [compilers.BASELINE, "fused"]
-    recorder.race(compilers.RACE, wanted)
-    actual = results.read_rows(recorder.path)
-    assert [row["status"] for row in actual] == ["ok", "ok"]
-    assert len({row["session"] for row in actual}) == 1
-    assert all(row["weights_bytes"] and row["misfit"] < samplers.MOST_MISFIT for row in actual)
-    folder = recorder.path.parents[2]
-    again = results.Recorder("11_compilers", "quick", directory=folder)
-    again.race(compilers.RACE, wanted)
-    assert again.measured == 0
 
 
 def test_what_may_not_compile_says_so_and_has_no_partner():
@@ -223,12 +200,6 @@ def test_memory_of_a_step_is_the_larger_of_its_two_halves(monkeypatch, held, kee
                             keeps)  # fmt: skip
     rounded = {name: round(value) for name, value in actual.items()}
     assert rounded == {"peak_mib": peak, "state_mib": 4, "gradients_mib": 2, "temporaries_mib": 7}
-
-
-def test_an_unknown_name_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="unknown sampler 'dice'; known: multinomial, race"):
-        compilers.cases([{"experiment": "inference", "sampler": "dice"}], ["all"],
-                        **{"batch_size": 1, **SMALL})  # fmt: skip
 
 
 class Allocator:

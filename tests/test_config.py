@@ -83,22 +83,14 @@ def test_frame_is_relative_to_the_file(load, tmp_path):
         ('name = "run_fails"', 'name = "run_ok"', r"names of studies differ, .*'run_ok', 'run_ok'"),
         ('name = "run_fails"', 'name = "report"', r"none is report; not so .*'run_ok', 'report'"),
         ("[[study]]", "[[study", r"study.toml cannot be read: Expected .* \(at line 2"),
+        (GOOD, "", r"a \[\[study\]\] has name, title, question, "),
+        (GOOD, "study = [3]", r"a \[\[study\]\] has name, title, question, "),
+        (GOOD, "fram = 1\n" + GOOD, "unknown fram; known are study, frame and guides"),
     ],
 )
 def test_a_faulty_file_is_refused_with_the_reason(load, old, new, message):
     with pytest.raises(ConfigError, match=message):
         load(GOOD.replace(old, new))
-
-
-def test_a_key_that_nobody_knows_is_refused(load):
-    with pytest.raises(ConfigError, match=r"unknown fram; known are study, frame and guides"):
-        load('fram = "run_ok.ipynb"\n' + GOOD)
-
-
-@pytest.mark.parametrize("text", ["", "study = []", "study = 3", "study = [3]"])
-def test_a_file_without_a_study_is_refused(load, text):
-    with pytest.raises(ConfigError, match=r"a \[\[study\]\] has name, title, question, "):
-        load(text)
 
 
 def test_a_study_reads_its_own_rows_and_those_of_the_studies_that_its_cells_name(load, tmp_path):

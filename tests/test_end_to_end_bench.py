@@ -242,13 +242,6 @@ def test_a_graph_compiled_in_a_measured_step_marks_the_row(monkeypatch):
     assert [turn.run(), turn.run()] == [{"total": 1.0}] * 2 and turn.figures["recompiled"] == 2
 
 
-def test_a_device_that_is_not_there_is_unavailable(tmp_path):
-    for name in ("mps", "cuda"):
-        if machine.device_type() != name:
-            _, status, reason = outcome(measure.measure, step() | {"device": name})
-            assert (status, reason) == ("unavailable", f"this machine has no {name} device")
-
-
 def test_only_what_is_far_above_the_memory_is_not_tried(monkeypatch):
     [case] = cases.steps(TINY, ["2.7b"], [1024], ["fp32"])
     matrices = 32 * 2 * 32 * 1024**2 * 4
@@ -262,37 +255,6 @@ def test_only_what_is_far_above_the_memory_is_not_tried(monkeypatch):
         else:
             _, status, reason = outcome(measure.measure, case)
             assert status == "oom (predicted)" and "more than 0.7 times the" in reason
-
-
-def test_a_case_out_of_memory_leaves_the_next_one(monkeypatch, tmp_path):
-    real = Trainer.of
-
-    def of(case):
-        if case["precision"] == "fp32":
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
-        return real(case)
-
-    monkeypatch.setattr(measure.Trainer, "of", of)
-    todo = cases.steps(TINY, ["nano"], [8], ["fp32", "bf16"])
-    own = recorder(tmp_path)
-    own.sweep(todo, measure.measure)
-    assert [row["status"] for row in results.read_rows(own.path)] == ["oom", "ok"]
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: cases.steps(TINY, ["huge"], [8], ["fp32"]), "unknown model size 'huge'"),
-        (lambda: cases.steps(TINY, ["nano"], [0], ["fp32"]), "context_length must be a positive"),
-        (lambda: cases.steps(TINY, ["nano"], [8], ["fp8"]), "unknown precision 'fp8'"),
-        (lambda: cases.races(TINY, "mpl", ["nano"], [8], ["fp32"]), "unknown race 'mpl'; known"),
-        (lambda: cases.races(TINY, "mlp", ["nano"], [8], ["fp32"], ["x"]), "unknown rival 'x'"),
-        (lambda: cases.setting("cpu", repetitions=0), "repetitions must be at least 1, got 0"),
-    ],
-)
-def test_bad_input_is_told(make, text):
-    with pytest.raises(ValueError, match=text):
-        make()
 
 
 def step_row(provider, precision, both_ms, step_ms, experiment="model", **more):

@@ -33,11 +33,10 @@ def call(function: str, **arguments):
 
 
 def test_the_answer_comes_from_another_process_with_its_start(real_torch):
-    first, second = call("add", a=2, b=3), call("add", a=2, b=3)
-    assert first["sum"] == 5
-    assert len({first["pid"], second["pid"], os.getpid()}) == 3
-    assert first["interpreter_ms"] > 0
-    assert first["import_torch_ms"] > 10
+    answer = call("add", a=2, b=3)
+    assert answer["sum"] == 5 and answer["pid"] != os.getpid()
+    assert answer["interpreter_ms"] > 0
+    assert answer["import_torch_ms"] > 10
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,6 @@ def test_a_rival_is_timed_at_every_length_in_a_process_of_its_own():
         lengths.measure(ours)
 
 
-def test_an_unknown_rival_is_told():
-    with pytest.raises(ValueError, match="unknown rival 'ligr'"):
-        lengths.cases(["ligr"], **SMALL)
-
-
 def test_a_rival_that_is_wrong_at_a_length_has_no_time(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     arguments = {

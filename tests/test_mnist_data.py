@@ -175,9 +175,3 @@ def test_an_order_is_that_of_its_seed_and_epoch():
     assert torch.equal(first, batches.order(100, 0, 0))
     assert not torch.equal(first, batches.order(100, 0, 1))
     assert not torch.equal(first, batches.order(100, 1, 0))
-
-
-@pytest.mark.parametrize("count", [0, 13])
-def test_more_images_than_there_are_is_an_error(count):
-    with pytest.raises(ValueError, match=f"train_images must be from 1 to 12, got {count}"):
-        batches.prepare(drawn(12, 6), count, 6, "cpu")

@@ -115,13 +115,17 @@ def good_notebook() -> Notebook:
         return content | ({"outputs": [], "execution_count": None} if kind == "code" else {})
 
     claims = "@claim('a', rows)\ndef _(rows):\n    x = 1\n\n\n@claim('b', rows)\ndef _(rows): x = 2"
+    knobs = "".join(f"knob_{n}: int = {n}  # how many\n" for n in range(4))
+    measured = "from press.rows import measure\nfrom a import b\nrows = measure('x', sizes)"
+    built = 'names = [n for n in b]\nnames += [n for n in b]\nshow(rows, shown="this machine")'
     cells = [
-        cell("markdown", "# Title\n\nWhat is asked?"),
-        cell("code", 'profile: str = "quick"  # which rows', "parameters"),
-        cell("code", "from a import b\nsizes = [n for n in b]\nsizes += [n for n in b]", "measure"),
-        cell("markdown", "**Predict:** how many?\n\nNext: [Two](02_two.ipynb)."),
+        cell("markdown", "# Title\n\nThe answer. ![picture](../figures/x.svg)"),
+        cell("code", f"{knobs}sizes: dict = {{}}  # all others", "parameters"),
+        cell("code", measured),
+        cell("markdown", "**Predict:** how many?\n\n<details>x</details> [Two](02_two.ipynb)."),
         cell("code", claims, "paper"),
-        cell("markdown", "**Try this:** change it."),
+        cell("markdown", "**Break it.** Change it."),
+        cell("code", f"{built}\nrows.explore('width')"),
     ]
     cells = [content | {"id": f"cell-{number}"} for number, content in enumerate(cells)]
     return {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": cells}
@@ -129,6 +133,11 @@ def good_notebook() -> Notebook:
 
 def test_a_good_notebook_has_no_problem():
     assert problems(good_notebook()) == []
+
+
+def many_cells(count: int, lines: int = 1) -> list[dict]:
+    empty = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
+    return [empty | {"id": f"more-{n}", "source": "x()\n" * lines} for n in range(count)]
 
 
 def set_source(index: int, text: str):
@@ -140,16 +149,29 @@ def set_source(index: int, text: str):
     [
         (set_source(0, "No title"), "not a markdown title"),
         (set_source(0, "# Title\n\nIt takes 3 ms."), "states '3 ms'"),
+        (set_source(0, "# Title"), "does not open with a picture"),
         (set_source(4, "f(\n" + "\n" * 9 + "1,\n" * 29 + ")"), "has 31 lines, more than 30"),
-        (set_source(4, "profile = 1"), "profile is assigned in 2 cells"),
+        (set_source(4, "f(\n" + "1,\n" * 11 + ")"), "a cell has 13 lines, more than 12"),
+        (set_source(4, "sizes = 1"), "sizes is assigned in 2 cells"),
         (set_source(4, "import b.c"), "b is assigned in 2 cells"),
-        (set_source(4, "for sizes in y: pass"), "sizes is assigned in 2 cells"),
-        (set_source(4, "def sizes(): pass"), "sizes is assigned in 2 cells"),
-        (set_source(4, "sizes += 1"), "sizes is assigned in 2 cells"),
-        (set_source(3, "Next: [Two](02_two.ipynb)."), "asks for no prediction"),
+        (set_source(4, "for names in y: pass"), "names is assigned in 2 cells"),
+        (set_source(4, "def names(): pass"), "names is assigned in 2 cells"),
+        (set_source(4, "names += 1"), "names is assigned in 2 cells"),
+        (set_source(4, "import press.rows"), "imports the whole module press.rows"),
+        (
+            set_source(4, "from press.rows import a, c, d, e, f, g, h, i, j, k"),
+            "imports 11 names of ours, more than 10",
+        ),
+        (set_source(3, "<details>x</details> [Two](02_two.ipynb)"), "asks for no prediction"),
+        (set_source(3, "**Predict:** how many? [Two](02_two.ipynb)"), "folds no answer"),
         (set_source(3, "**Predict:** how many?"), "links to no other notebook"),
-        (set_source(5, "The end."), "nothing to try or to explore"),
-        (lambda n: n["cells"][2]["metadata"].clear(), "no cell is tagged measure"),
+        (set_source(5, "The end."), "breaks nothing"),
+        (set_source(6, "names = 'this machine'"), "has nothing to explore"),
+        (set_source(6, "rows.explore('width')"), "does not show this machine"),
+        (set_source(2, "from a import b"), "measures nothing"),
+        (set_source(1, "sizes: dict = {}"), "has 0 knobs, not 4 to 6"),
+        (lambda n: n["cells"].extend(many_cells(14)), "has 18 cells of code, more than 16"),
+        (lambda n: n["cells"].extend(many_cells(12, lines=12)), "lines of code, more than 150"),
         (lambda n: n["cells"][4]["metadata"].clear(), "no cell is tagged paper"),
         (lambda n: n["cells"][4]["metadata"].update(tags=["aside"]), "unknown tags: aside"),
         (set_source(2, "%matplotlib inline"), "no plain Python"),

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import visitor
+from measure import study as studies
 from measure.recording import paths, results
 from press import cli
 from press.running import config
@@ -30,6 +31,12 @@ def test_a_notebook_runs_and_no_case_fails(name, tmp_path, monkeypatch):
     own = results.read_rows(path)
     assert {row["status"] for row in own} - {"unavailable"}, "nothing was measured"
     assert not [row["reason"] for row in own if row["status"] == "failed"]
+    study = studies.load(name)
+    assert {row["case"] for row in own} == {*study.cases(study.sized({}))}, "a row for each case"
+    for row in own:
+        if row["status"] != "ok":
+            times = [n for n in row if n.endswith("_ms") and not n.startswith(results.PROTOCOL)]
+            assert row["reason"] and not times, "no time without a right result"
     outputs = [o for cell in executed.cells for o in cell.get("outputs", [])]
     assert any("text/html" in o.get("data", {}) for o in outputs)
     assert any("image/svg+xml" in o.get("data", {}) for o in outputs)

@@ -95,7 +95,6 @@ KERNELS = {
     "256x128_8x4_tn_align1::Params)": "GEMM",
     "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_"
     "alignc4_execute_kernel__5x_cublas": "GEMM",
-    "ampere_sgemm_128x64_tn": "GEMM",
     "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float>(int)": "GEMM",
     "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4>(int)": "GEMM",
     "triton_tem_fused_mm_0": "GEMM",
@@ -104,7 +103,6 @@ KERNELS = {
     "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::Params)": "fused attention",
     "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7": "fused attention",
     "void (anonymous namespace)::softmax_warp_forward<float, float, float, 8>(int)": "softmax",
-    "void at::native::(anonymous namespace)::cunn_SoftMaxForwardGmem<4, float>(int)": "softmax",
     "triton_per_fused__softmax_masked_fill_4": "softmax",
     "void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<float, float, "
     "float, at::native::binary_internal::MulFunctor<float>>>(int)": "element-wise",
@@ -113,10 +111,7 @@ KERNELS = {
     "triton_poi_fused_mul_silu_5": "element-wise",
     "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps>>()":
         "reduction",
-    "triton_red_fused_mean_pow_2": "reduction",
-    "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_2": "reduction",
     "triton_red_fused_embedding_mean_pow_0": "reduction",
-    "triton_poi_fused__to_copy_mul_silu_3": "element-wise",
     "triton_poi_fused__to_copy_clone_transpose_7": "copy and cast",
     "triton_poi_fused_embedding_dense_backward_3": "indexing",
     "triton_for_fused_0": "element-wise",
@@ -136,7 +131,6 @@ KERNELS = {
         "optimizer",
     "void cudnn::fusion::compute_dot_do_o_specialized<true, 64>(void const*)": "fused attention",
     "void cudnn::fusion::convert_dq_to_16bits<true>(void const*)": "fused attention",
-    "nvjet_sm90_tst_96x128_64x6_2x1_v_bz_splitK_NNN": "GEMM",
     "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*)": "indexing",
     "void at::native::triu_tril_kernel<bool, int, true, 8, false>(int)": "element-wise",
     "void at::native::vectorized_elementwise_kernel<8, at::native::bfloat16_copy_kernel_cuda(at::"
@@ -152,6 +146,7 @@ KERNELS = {
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_is_told_by_its_name(name):
     assert classes.of_kernel(name) == KERNELS[name]
+    assert 0 < len(classes.short_name(name)) <= classes.MOST
 
 
 @pytest.mark.parametrize(
@@ -168,12 +163,6 @@ def test_a_kernel_is_told_by_its_name(name):
 )  # fmt: skip
 def test_an_operator_is_told_by_its_name(name, kind):
     assert classes.of_operator(name) == kind
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_short_names_are_short(name):
-    short = classes.short_name(name)
-    assert 0 < len(short) <= classes.MOST
 
 
 def test_a_short_name_keeps_what_tells_kernels_apart():
@@ -327,20 +316,6 @@ def test_what_the_profiler_does_not_see_is_unavailable():
     [case] = measure.cases("profile", ["nano"], [32], ["fp32"], device="mps")
     with pytest.raises(Unavailable):
         measure.measure(case)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"models": ["huge"]}, {"precisions": ["fp8"]}, {"contexts": [0]}, {"batch_size": 0},
-        {"attention": "linear"},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_cases_refuse_what_there_is_not(arguments):
-    good = {"models": ["nano"], "contexts": [32], "precisions": ["fp32"], "device": "cpu"}
-    with pytest.raises(ValueError):
-        measure.cases("profile", **(good | arguments))
 
 
 def test_one_step_runs_for_a_profiler_from_outside(monkeypatch):

@@ -20,14 +20,8 @@ COUNTED = set(FILES) - {"report/press/cli.py"}
 
 
 def git(*arguments: str, at: Path) -> str:
-    known = (
-        "-c",
-        "user.name=a",
-        "-c",
-        "user.email=a@example.org",
-        "-c",
-        "core.hooksPath=/dev/null",
-    )
+    settings = "user.name=a", "user.email=a@example.org", "core.hooksPath=/dev/null"
+    known = [word for setting in settings for word in ("-c", setting)]
     done = subprocess.run(
         ["git", *known, *arguments], cwd=at, check=True, capture_output=True, text=True
     )
@@ -155,14 +149,12 @@ FOREIGN = [below, below_with_a_broken_git, beside, named_by_a_variable]
 
 
 @pytest.mark.parametrize("foreign", FOREIGN)
-def test_another_repository_s_commit_is_not_this_code_s(code, monkeypatch, foreign):
+def test_another_repository_s_commit_is_not_this_code_s_and_a_packed_one_is(
+    code, monkeypatch, foreign
+):
     foreign(code, monkeypatch)
     assert provenance.commit() == (None, None)
-
-
-@pytest.mark.parametrize("foreign", FOREIGN)
-def test_in_another_repository_the_packed_commit_counts(code, monkeypatch, foreign):
-    foreign(code, monkeypatch)
+    forget()
     packed = {"commit": "1" * 40, "files": provenance.files()}
     (code / provenance.PACKED).write_text(json.dumps(packed))
     assert provenance.commit() == ("1" * 40, False)

@@ -100,11 +100,6 @@ def test_units_of_most_claims_come_first_then_the_quickest(studies):
     assert {unit.study for unit in record.units(studies, ["two"])} == {"two"}
 
 
-def test_a_race_is_one_unit_and_sessions_of_two_studies_are_apart(studies):
-    together = [unit.cases for unit in record.units(studies) if len(unit.cases) > 1]
-    assert together == [("a", "b")], "x of another study had a session of the same name"
-
-
 def test_of_a_study_without_rows_all_is_estimated(studies, monkeypatch):
     empty = pd.DataFrame(columns=[*results.FRAME, *results.HEAD])
     empty["machine"] = pd.Categorical([], categories=["card"])
@@ -139,34 +134,16 @@ def test_the_time_is_for_whole_units_and_each_study_costs_its_own():
     assert record.within(units, 0) == []
 
 
-def test_the_summary_counts_and_adds_up():
-    units = [
-        Unit("one", ("a", "b"), 2, 100.0),
-        Unit("one", ("c",), 0, 60.0),
-        Unit("two", ("x",), 1, 20.0),
-    ]
-    lines = [line.split() for line in record.summary(units).splitlines()]
-    assert lines[1:] == [
-        ["one", "3", "2", "3.0"], ["two", "1", "1", "0.7"], ["all", "4", "3", "3.7"]
-    ]  # fmt: skip
-    assert record.summary([]).split()[-4:] == ["all", "0", "0", "0"]
-
-
 def test_what_is_there_is_left_out_and_bad_luck_is_tried_again(tmp_path):
     statuses = {"ok": "ok", "wrong": "wrong", "oom": "oom", "bad": "failed", "no": "unavailable"}
     rows = [{"case": case, "status": status} for case, status in statuses.items()]
+    rows.insert(0, {"case": "ok", "status": "failed"})  # bad luck that was made good
     (tmp_path / "one.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     units = [Unit("one", (case,), 0, 1.0) for case in (*statuses, "new")]
     assert [unit.cases[0] for unit in record.left(units, tmp_path)] == ["bad", "no", "new"]
     race = [Unit("one", ("ok", "new"), 0, 1.0), Unit("one", ("ok", "oom"), 0, 1.0)]
     assert record.left(race, tmp_path) == race[:1], "a race runs again as a whole"
     assert record.left(units, tmp_path / "none") == units
-
-
-def test_bad_luck_that_was_made_good_is_there(tmp_path):
-    lines = [{"case": "a", "status": "failed"}, {"case": "a", "status": "ok"}]
-    (tmp_path / "one.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
-    assert record.left([Unit("one", ("a",), 0, 1.0)], tmp_path) == []
 
 
 # --- its name ------------------------------------------------------------------------------------
@@ -280,17 +257,10 @@ def test_a_study_after_the_other_is_told_what_to_measure_until_when(tmp_path, mo
     assert [study for study, _ in run.seen] == ["one", "two"], "each once"
     for _, variables in run.seen:
         assert variables[results.RECORDING] == "day"
+        assert "FRESH" not in variables, "it goes on with the recording"
     assert run.asked == [(["a", "b", "x", "c"], 600)] * 2
     assert dict(os.environ) == before
     assert not (tmp_path / "out").exists(), "nothing is packed unasked"
-
-
-def test_a_recording_is_resumed_even_where_fresh_is_set(tmp_path, monkeypatch):
-    monkeypatch.setenv("FRESH", "1")
-    run = Runs(tmp_path)
-    record.record(UNITS, "day", 10, run)
-    assert [variables.get("FRESH") for _, variables in run.seen] == [None, None]
-    assert os.environ["FRESH"] == "1"
 
 
 @pytest.mark.parametrize("fails", ["one", "two"])

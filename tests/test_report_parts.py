@@ -1,10 +1,13 @@
 """The parts of the report's pipeline, one by one."""
 
 import re
+import shutil
+from pathlib import Path
 from xml.etree import ElementTree
 
 import nbformat
 import pytest
+import typst
 
 from measure.recording import paths
 from press import style
@@ -109,21 +112,14 @@ TEX = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("tex", TEX)
-def test_ordinary_formulas_survive_both_ways(tex: str) -> None:
-    import tempfile
-    from pathlib import Path
-
-    import typst
-
-    html, converted = (pandoc.convert([f"$${tex}$$"], target)[0] for target in pandoc.TARGETS)
-    assert "<math" in html and "$$" not in html
-    template = (paths.TEMPLATES / "fusedlib_typst" / "report.typ").read_text(encoding="utf-8")
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "report.typ").write_text(template, encoding="utf-8")
-        main = Path(folder) / "main.typ"
-        main.write_text(f'#import "report.typ": *\n{converted}', encoding="utf-8")
-        assert typst.compile(str(main), ignore_system_fonts=True).startswith(b"%PDF")
+def test_ordinary_formulas_survive_both_ways(tmp_path: Path) -> None:
+    formulas = [f"$${tex}$$" for tex in TEX]
+    html, converted = (pandoc.convert(formulas, target) for target in pandoc.TARGETS)
+    assert all("<math" in shown and "$$" not in shown for shown in html)
+    shutil.copy(paths.TEMPLATES / "fusedlib_typst" / "report.typ", tmp_path)
+    main = tmp_path / "main.typ"
+    main.write_text("\n\n".join(['#import "report.typ": *', *converted]), encoding="utf-8")
+    assert typst.compile(str(main), ignore_system_fonts=True).startswith(b"%PDF")
 
 
 SVG = (

@@ -96,7 +96,7 @@ def compiled(paper: Any) -> bytes:
 
 @pytest.mark.parametrize(
     ("studies", "count", "pairs"),
-    [(1, 5, 0), (8, 12, 0), (10, 14, 0), (11, 15, 0), (12, 15, 1), (13, 15, 2), (22, 15, 11)],
+    [(1, 5, 0), (11, 15, 0), (12, 15, 1), (22, 15, 11)],
 )
 def test_every_study_is_shown_on_fifteen_slides_at_most(tmp_path, studies, count, pairs):
     paper = report(tmp_path, studies, claims_of(studies))
@@ -183,11 +183,6 @@ def test_what_a_page_would_load_is_seen():
         "<iframe>",
     )
     assert [len(loads(text)) for text in outside] == [1] * 4
-
-
-def test_the_same_deck_gives_the_same_bytes(tmp_path):
-    paper = report(tmp_path, 12, claims_of(12))
-    assert page(paper) == page(paper) and compiled(paper) == compiled(paper)
 
 
 @pytest.mark.parametrize("size", [SCREEN, PHONE])

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import nbformat
@@ -64,6 +63,7 @@ def test_a_notebook_runs_with_its_parameters_in_this_python(study):
     outcome = outcomes["run_ok"]
     assert (outcome.status, outcome.error) == ("ok", None)
     text = printed(outcome.copy)
+    assert "fresh None\n" in text
     assert "profile='quick' count=3 scale=1.0 sizes=['a', 'b'] kind='plain'" in text
     assert f"python {sys.executable}\n" in text
     assert "static 1\n" in text, "nobody moves a widget of what is executed"
@@ -100,15 +100,9 @@ def test_an_unchanged_notebook_is_kept_and_a_failed_one_runs_again(study):
     assert outcomes["run_fails"].status == "failed"
     assert products.copy_path("run_ok").read_bytes() == before
     assert "run_ok: unchanged, kept" in printed_text
-
-
-def test_another_recording_runs_again(study, monkeypatch):
-    notebook = study.select(["run_ok"])[0].notebook
-    digests = []
-    for recording in ("a", "a", "b"):
-        monkeypatch.setenv(results.RECORDING, recording)
-        digests.append(fingerprint.before_run(notebook, {}))
-    assert [a == b for a, b in pairwise(digests)] == [True, False]
+    again, _ = run(study, "run_ok", fresh=True)
+    assert again["run_ok"].status == "ok"
+    assert "fresh 1\n" in printed(again["run_ok"].copy)
 
 
 def test_variables_are_set_for_a_while(monkeypatch):
@@ -134,14 +128,6 @@ def test_the_fingerprint_of_a_notebook_in_a_folder_whose_name_is_not_utf_8(tmp_p
         helper.write_text(text)
         digests.append(fingerprint.before_run(notebook, {}))
     assert digests[0] == digests[1] != digests[2]
-
-
-def test_fresh_runs_again_and_tells_the_kernel(study):
-    first, _ = run(study, "run_ok")
-    assert "fresh None\n" in printed(first["run_ok"].copy)
-    again, _ = run(study, "run_ok", fresh=True)
-    assert again["run_ok"].status == "ok"
-    assert "fresh 1\n" in printed(again["run_ok"].copy)
 
 
 def job_of(study, name, *settings):
@@ -177,14 +163,16 @@ def test_what_makes_a_notebook_run_again(study, tmp_path, monkeypatch):
     (notebook.parent / "helper.py").write_text("changed = 1\n")
     assert not unchanged()
     (notebook.parent / "helper.py").unlink()
-    monkeypatch.setattr(paths, "PUBLISHED", tmp_path)
-    assert not unchanged()
-
-
-def test_changed_code_makes_a_notebook_run_again(study, tmp_path, monkeypatch):
-    run(study, "run_ok")
-    monkeypatch.setattr(paths, "ROOT", tmp_path)
-    assert not runner.is_unchanged(job_of(study, "run_ok"))
+    for name in ("PUBLISHED", "ROOT"):
+        with monkeypatch.context() as patch:
+            patch.setattr(paths, name, tmp_path)
+            assert not unchanged()
+    with monkeypatch.context() as patch:
+        patch.setenv(results.RECORDING, "another")
+        assert not unchanged()
+    assert unchanged()
+    products.copy_path("run_ok").write_text('{"cells": [')
+    assert not unchanged(), "a damaged copy"
 
 
 def test_rows_that_the_run_itself_wrote_do_not_make_it_run_again(study, tmp_path):
@@ -200,12 +188,6 @@ def test_rows_that_the_run_itself_wrote_do_not_make_it_run_again(study, tmp_path
     assert again["run_ok"].status == "kept"
     [path] = (tmp_path / "rows").glob("*/*/run_ok.jsonl")
     assert len(results.read_rows(path)) == 1
-
-
-def test_a_damaged_copy_counts_as_none(study):
-    run(study, "run_ok")
-    products.copy_path("run_ok").write_text('{"cells": [')
-    assert not runner.is_unchanged(job_of(study, "run_ok"))
 
 
 def test_the_frame_reads_all_rows(study):

@@ -14,7 +14,6 @@ from press.running.config import ConfigError, Study
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 PROFILE = 'profile: str = "quick"'
 REAL = config.load().studies
-ON_VERBS = [p.name for p in REAL if "press.rows import" in p.notebook.read_text("utf-8")]
 
 
 def declaring(folder: Path, *lines: str, measure: str = "") -> Study:
@@ -137,7 +136,7 @@ def test_knobs_are_sizes_with_their_defaults_and_few(part):
     sizes = study.sized({})
     measured = [name for name in declared if name in study.sizes.model_fields]  # others redraw
     assert {n: values[n] for n in measured} == {n: getattr(sizes, n) for n in measured}
-    assert len(measured) >= 2 or part.name not in ON_VERBS
+    assert len(measured) >= 2
     assert len(declared) <= 7 and all(knob.help for knob in declared.values())
     assert all(field.description for field in study.sizes.model_fields.values())
 

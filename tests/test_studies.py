@@ -9,10 +9,19 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
 
+from digits import drawn
 from fusedlib.bench import machine, race
-from measure import study
+from measure import anatomy, llama, precision, study, swiglu, transformer_trainer, warmup
+from measure.attention import races
+from measure.attention.problem import AttentionProblem
+from measure.end_to_end import cases as end_to_end
+from measure.mlp_problem import SwiGLUProblem
 from measure.recording import paths, results
+from measure.training import batches, network
+from measure.training import study as mnist
+from models.checkpointed import CheckpointPlan
 
 GOLDEN = json.loads(Path(__file__).with_name("case_ids.json").read_text())
 """By study and profile, `quick` on a CPU and `full` on a GPU: how many cases there are, and the
@@ -51,10 +60,99 @@ def test_a_wrong_size_is_refused_with_what_is_allowed(values, message):
         study.load("kernels").sized(values)
 
 
-def test_sizes_that_name_nobody_known_are_refused_with_those_that_are():
-    one = study.load("kernels")
-    with pytest.raises(study.SizesError, match="03_kernels: unknown rival 'ligr' in swiglu; known"):
-        one.cases(one.sized({"rivals": ["ligr"]}))
+UNCHECKED = {
+    "05_warmup": {"compiled"}, "11_compilers": {"strategies", "several", "processes"},
+}  # fmt: skip
+"""Sizes whose entries no study looks at before it measures."""
+
+
+@pytest.mark.parametrize("name", study.names())
+def test_every_size_of_a_study_refuses_a_name_that_nobody_knows_and_a_number_below_zero(name):
+    one = study.load(name)
+    for size in {*one.sizes.model_fields} - UNCHECKED.get(name, set()):
+        allowed = study.kind_in_words(one.sizes.kinds()[size])
+        number = [-1] if "int" in allowed else [-1.0] if "float" in allowed else []
+        for value in ("nobody", *number):
+            given = [value] if allowed.startswith("list") else value
+            with pytest.raises(study.SizesError, match=f"^{name}: ") as refused:
+                one.cases(one.sized({"device": "cpu", size: given}))
+            assert str(value) in str(refused.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="its cases would be measured")
+@pytest.mark.parametrize("name", study.names())
+def test_where_there_is_no_gpu_every_experiment_of_one_has_a_row_with_a_reason_and_no_time(
+    name, tmp_path
+):
+    one = study.load(name)
+    sizes = one.sized({"device": "cuda"})
+    own = results.Recorder(name, "quick", False, tmp_path)
+    for experiment, cases in one.plan(sizes):
+        run = experiment.run
+        if isinstance(run, study.PerRun):
+            run = run.make(sizes)
+        first = next(case for case in cases if case["device"] != "cpu")
+        own.sweep([first], run) if callable(run) else own.race(run, [first])
+    rows = results.read_rows(own.path)
+    assert len(rows) == len(one.plan(sizes))
+    for row in rows:
+        assert row["status"] in ("unavailable", "failed") and row["reason"]
+        assert not [figure for figure in row if figure.endswith("_ms")]
+
+
+STEPS = {"models": ["nano"], "directions": ["step"], "count": 30, "warmups": [0]}
+ATTENTION = {
+    "grid": "course", "contexts": [8], "widths": [8], "dtypes": ["float32"],
+    "rival_names": ["plain"], "batch_size": 2, "repetitions": 2, "device": "cpu",
+}  # fmt: skip
+TINY = {"model": "two layers", "dtype": "float32", "batch_size": 2, "context_length": 32,
+        "device": "cpu"}  # fmt: skip
+SHAPE = {"tokens": 1, "hidden_size": 1, "intermediate_size": 1}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: warmup.step_cases(warmup.problem(16), "fresh", 1, **STEPS | {"models": []}),
+         "models and directions need an entry each"),
+        (lambda: warmup.step_cases(warmup.problem(16), "fresh", 1, **STEPS | {"count": 4}),
+         "4 steps are too few.*need 20"),
+        (lambda: warmup.step_cases(warmup.problem(16), "both", 1, **STEPS), "'both'; known: fresh"),
+        (lambda: transformer_trainer.Trainer("nano", "up", "cpu", "float32", 2, 16, "plain"),
+         "unknown direction 'up'; known: forward"),
+        (lambda: transformer_trainer.Trainer("nano", "step", "cpu", "float33", 2, 16, "plain"),
+         "unknown dtype 'float33'"),
+        (lambda: llama.cases("sleep", [llama.BASELINE], **TINY),
+         "unknown experiment 'sleep'; known: step, fp32, gradients"),
+        (lambda: llama.cases("limit", [llama.BASELINE], grows="wider", **TINY),
+         "unknown grows 'wider'; known: batch, context"),
+        (lambda: end_to_end.races(end_to_end.setting("cpu"), "mpl", ["nano"], [8], ["fp32"]),
+         "unknown race 'mpl'; known"),
+        (lambda: races.cases(**ATTENTION | {"grid": "mine"}), "unknown grid 'mine'; known: course"),
+        (lambda: races.cases(**ATTENTION | {"more": ["inductor 64"]}), "got 'inductor 64'"),
+        (lambda: AttentionProblem(8, 8, 1, "int8"), "'int8'"),
+        (lambda: CheckpointPlan("some", 1), "unknown kind of checkpointing 'some'; known: none"),
+        (lambda: CheckpointPlan("segments", 0), "'segments' cannot have size 0"),
+        (lambda: CheckpointPlan("segments", 3).segments(2), "3 blocks, but the model has 2"),
+        (lambda: precision.torch_sums(100_001, 1, ["cpu"]), "at most 100000 .*65504"),
+        (lambda: mnist.named(["eager"]), "give an arm and one of fp32"),
+        (lambda: mnist.cases("epoch", [], mnist.setting(320, 50, 128, "cpu"), source="disk"),
+         "unknown source 'disk'"),
+        (lambda: network.Network("deep", "eager", 8, "cpu"), "unknown network 'deep'"),
+        (lambda: network.settings("fp8").__enter__(), "unknown precision 'fp8'"),
+        (lambda: batches.prepare(drawn(12, 6), 13, 6, "cpu"), "from 1 to 12, got 13"),
+        (lambda: anatomy.square(64, 100), "width 100"),
+        (lambda: anatomy.single_cases("peak", [(64, 32)], ["eager"], "cpu"), "block, 64"),
+        (lambda: swiglu.cases([(1, 1, 1)], ["eager"], dtype="float32", device="cpu", repetitions=1,
+                              launches=("rocket",)), "'rocket'; known: python, graph"),
+        (lambda: SwiGLUProblem(**SHAPE | {"tokens": 0}), "tokens must be at least 1, got 0"),
+        (lambda: SwiGLUProblem(**SHAPE, direction="up"), "unknown direction 'up'; known: forward"),
+        (lambda: SwiGLUProblem(**SHAPE, precision="low"), "'low'; known: highest, high"),
+    ],
+)  # fmt: skip
+def test_what_is_called_by_hand_says_what_is_wrong_and_what_is_allowed(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 def test_whole_numbers_are_floats_where_floats_are_meant():

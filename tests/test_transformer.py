@@ -208,7 +208,7 @@ def test_gradients_vs_finite_differences(attention):
         return loss(logits, tokens.roll(-1, dims=1))
 
     weights = [p.detach().clone().requires_grad_() for p in model.parameters()]
-    assert torch.autograd.gradcheck(value, weights)
+    assert torch.autograd.gradcheck(value, weights, fast_mode=True)
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
@@ -229,11 +229,10 @@ def test_bf16_loss_is_near_the_fp32_loss(attention, mode):
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["nano", "micro"])
-def test_untrained_logits_are_unit_normal_and_loss_follows(name):
+def test_untrained_logits_are_unit_normal_and_loss_follows():
     """Logits ~ N(0, 1) make the loss log(V) + 1/2: the mean of exp of a unit normal is exp(1/2)."""
     torch.manual_seed(0)
-    model = Transformer(config(name, context_length=64))
+    model = Transformer(config("nano", context_length=64))
     tokens, targets = torch.randint(10_000, (2, 4, 64))
     with torch.no_grad():
         logits = model(tokens)

@@ -48,7 +48,7 @@ PROTOCOL = "published_protocol_"
 DESCRIPTION = "machine.json"
 ASSEMBLED = "assembled"
 """Name of a recording that was put together from several runs, none of which had all cases."""
-RECORDING, LEADING = "FUSEDLIB_RECORDING", "FUSEDLIB_LEADING"
+RECORDING = "FUSEDLIB_RECORDING"
 
 REPLAYED: ContextVar[str] = ContextVar("REPLAYED", default="")
 """Set while cells run over the rows there are, and measure nothing: "all" of them, or those that
@@ -271,10 +271,9 @@ class Recorder:
 
         Of each machine the profile `full` where it has rows of it. `own` tells this machine's rows.
         `machine` is a categorical that names this machine even where it has none; its first
-        category is the one that figures and tables show: `$FUSEDLIB_LEADING` where that is set,
-        else one recorded in full, on a GPU, this one before others, with most experiments, then
-        most cases that are ok, most cases and rows. Of a case that a recording measured twice, the
-        later row.
+        category is the one that figures and tables show: one recorded in full, on a GPU, this one
+        before others, with most experiments, then most cases that are ok, most cases and rows. Of a
+        case that a recording measured twice, the later row.
         """
         import pandas as pd
 
@@ -300,11 +299,11 @@ class Recorder:
             ran.groupby("machine")["case"].nunique(),
             frame.groupby("machine")["case"].nunique(), frame.groupby("machine")["case"].size(),
         ]  # fmt: skip
-        own, leading = machines.key(), os.environ.get(LEADING)
+        own = machines.key()
         names = sorted(
-            {*frame["machine"], own} | ({leading} if leading else set()), reverse=True,
+            {*frame["machine"], own}, reverse=True,
             key=lambda name: (
-                name == leading, name in full, name in on_gpu, name == own,
+                name in full, name in on_gpu, name == own,
                 *(count.get(name, 0) for count in counts), name,
             ),
         )  # fmt: skip
