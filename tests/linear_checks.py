@@ -17,9 +17,8 @@ import gradient_checks
 from fusedlib import linear
 from fusedlib.bench.settings import matmul_settings
 from fusedlib.ops.linear import route as linear_route
-from gradient_checks import close, same
+from gradient_checks import close, drawn, misses, same
 from rewritten import rewritten
-from rows_checks import drawn, misses
 from split_checks import misses as contract_misses
 from split_families import FAMILIES
 

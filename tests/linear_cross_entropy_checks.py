@@ -11,8 +11,7 @@ from torch.nn.functional import cross_entropy, linear
 import gradient_checks
 from fusedlib import linear_cross_entropy, linear_cross_entropy_and_accuracy, reference
 from fusedlib.bench import check
-from gradient_checks import close, results_of, same
-from swiglu_checks import worse
+from gradient_checks import close, results_of, same, worse
 
 SHAPE = TOKENS, WIDTH, VOCABULARY = 13, 8, 201  # a row is several of the interpreter's blocks
 ALL = {"bias": True, "label_smoothing": 0.1, "z_loss": 1e-2, "token_weights": True,

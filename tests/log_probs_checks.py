@@ -10,9 +10,8 @@ from torch.autograd import grad
 import gradient_checks
 from fusedlib import linear_cross_entropy, linear_log_probs, reference
 from fusedlib.bench import check
-from gradient_checks import close, results_of, same
+from gradient_checks import close, results_of, same, worse
 from linear_cross_entropy_checks import SHAPE, TOKENS, VOCABULARY, drawn, wide
-from swiglu_checks import worse
 
 BOTH = "log_probs", "entropy"
 ALL = {"bias": True, "temperature": 0.7, "softcap": 2.0}

@@ -10,7 +10,7 @@ import torch
 
 import linear_cross_entropy_checks as checks
 from fusedlib import linear_cross_entropy
-from swiglu_checks import captured, close, same
+from gradient_checks import captured, close, same
 
 pytest.importorskip("triton")
 import limits

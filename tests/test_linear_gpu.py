@@ -12,8 +12,8 @@ import fusedlib
 import linear_checks as checks
 import linear_cross_entropy_checks as loss_checks
 from fusedlib import linear
+from gradient_checks import captured
 from split_families import FAMILIES
-from swiglu_checks import captured
 
 pytestmark = pytest.mark.gpu
 

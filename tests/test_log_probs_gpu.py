@@ -8,7 +8,7 @@ import torch
 import linear_cross_entropy_checks as loss_checks
 import log_probs_checks as checks
 from fusedlib import linear_log_probs
-from swiglu_checks import captured, close, same
+from gradient_checks import captured, close, same
 
 pytest.importorskip("triton")
 from fusedlib.ops.loss import kernels

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.autograd import grad
 
+import gradient_checks
 import plan_checks
 import swiglu_checks as checks
 from called import Called
@@ -78,7 +79,7 @@ def test_captured_in_a_graph():
     leaves, dy = checks.small("cuda", "float32", MODEL)
     for _ in range(3):  # a graph of autograd that lives on ties its stream
         wanted = [t.detach() for t in results(leaves, dy)]
-    graph, found = checks.captured(lambda: results(leaves, dy))
+    graph, found = gradient_checks.captured(lambda: results(leaves, dy))
     graph.replay()
     assert same(found, wanted)
     leaves[1].data.mul_(2.0)
