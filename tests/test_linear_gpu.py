@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import fusedlib
 import linear_checks as checks
-import linear_cross_entropy_checks as loss_checks
+import loss_cases
 from fusedlib import linear
 from gradient_checks import captured
 from split_families import FAMILIES
@@ -105,7 +105,7 @@ def test_a_broken_layer_is_rejected(monkeypatch, tmp_path, fault):
 @pytest.mark.parametrize("settings", ["plain", "all, mean", "all, by token"])
 def test_the_loss_vs_float64(products, settings, vocabulary):
     shape = 1024, 1024, vocabulary
-    assert loss_checks.misses("cuda", "float32", shape, **loss_checks.SETTINGS[settings]) == []
+    assert loss_cases.misses("cuda", "float32", shape, **loss_cases.SETTINGS[settings]) == []
     assert len(products) >= 3
 
 
@@ -113,7 +113,7 @@ def test_the_loss_in_chunks_vs_float64(monkeypatch, products):
     from fusedlib.ops.loss import kernels
 
     monkeypatch.setattr(kernels, "LOGITS_BYTES", 1024 * 10016 * 4)
-    assert loss_checks.misses("cuda", "float32", (3000, 1024, 10016)) == []
+    assert loss_cases.misses("cuda", "float32", (3000, 1024, 10016)) == []
     assert len(products) == 8  # of three chunks; the last d_hidden, 952 by 1024, is too small
 
 

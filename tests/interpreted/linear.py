@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fusedlib
 import linear_checks as checks
-import linear_cross_entropy_checks as loss_checks
+import loss_cases
 from broken_kernels import without_scales
 from called import note_launches
 from fusedlib import linear, reference
@@ -238,22 +238,22 @@ PADDED, WHOLE = 201, 224  # rows of logits
 def test_the_loss_by_the_same_product(started, monkeypatch, settings, vocabulary, chunked):
     from fusedlib.ops.loss import kernels
 
-    loss_checks.cut_in_four(monkeypatch, kernels)
+    loss_cases.cut_in_four(monkeypatch, kernels)
     tokens, width = 140, 136
     if chunked:
         monkeypatch.setattr(kernels, "LOGITS_BYTES", 60 * kernels.row_stride(vocabulary, 4) * 4)
         monkeypatch.setattr(kernels, "ROWS", 20)
     shape = tokens, width, vocabulary
-    assert loss_checks.misses("cpu", "float32", shape, **loss_checks.SETTINGS[settings]) == []
+    assert loss_cases.misses("cpu", "float32", shape, **loss_cases.SETTINGS[settings]) == []
     chunks = 3 if chunked else 1
     again = chunks if "token" in settings else 0
     assert started.count(MULTIPLY) == 3 * chunks + again
 
 
 def test_the_loss_at_another_precision_is_torch_s(started):
-    leaves, target, _ = loss_checks.drawn("cpu", "float32")
+    leaves, target, _ = loss_cases.drawn("cpu", "float32")
     with checks.matmul_settings("high", False):
-        loss_checks.step(leaves, target)
+        loss_cases.step(leaves, target)
     assert MULTIPLY not in started
 
 
@@ -490,7 +490,7 @@ def test_a_loss_whose_chunks_are_not_added_is_rejected(monkeypatch):
     monkeypatch.setattr(kernels, "ROWS", 20)
     add = kernels._add_product
     monkeypatch.setattr(kernels, "_add_product", lambda total, *rest: add(None, *rest))
-    assert loss_checks.misses("cpu", "float32", shape) != []
+    assert loss_cases.misses("cpu", "float32", shape) != []
 
 
 def test_gradients_by_torch_where_backward_is_differentiated(started):
