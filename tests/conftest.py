@@ -8,6 +8,12 @@ from importlib.util import find_spec
 
 import pytest
 
+from interpreter import INTERPRETED
+
+if INTERPRETED:  # both mend Triton's interpreter when they are imported
+    import bf16_in_interpreter  # noqa: F401
+    import quicker_interpreter  # noqa: F401
+
 # A GPU node that only measures may lack what turns notebooks into pages; `make test` never does.
 RENDERING = ("nbconvert", "typst", "pypandoc")
 MISSING = [name for name in RENDERING if find_spec(name) is None]
@@ -29,6 +35,24 @@ def pytest_configure(config):
     if workers > 1:
         threads = max(1, (os.cpu_count() or 1) // workers)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+
+
+def pytest_generate_tests(metafunc):
+    """A test that asks for `device` is one of kernels. It runs on a GPU and, in the process that
+    `passed_in_the_interpreter` starts, on the CPU in Triton's interpreter; marked `plain`, also
+    where nothing is interpreted and plain PyTorch computes; marked `interpreter`, there alone.
+    """
+    own = "".join(str(m.args[0]) for m in metafunc.definition.iter_markers("parametrize"))
+    if "device" not in metafunc.fixturenames or "device" in own:
+        return
+    marks = {mark.name for mark in metafunc.definition.iter_markers()}
+    if INTERPRETED:
+        devices = [pytest.param("cpu", id="interpreter")]
+    else:
+        devices = [pytest.param("cpu", id="plain")] * ("plain" in marks)
+        if "interpreter" not in marks:
+            devices.append(pytest.param("cuda", id="gpu", marks=pytest.mark.gpu))
+    metafunc.parametrize("device", devices)
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +79,8 @@ def pytest_report_header():
     return f"the report's tests are left out: no {', '.join(MISSING)}" if MISSING else None
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    _leave_out_tests_of_other_processes(config, items)
     _long_files_first(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
@@ -65,6 +90,18 @@ def pytest_collection_modifyitems(items):
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+def _leave_out_tests_of_other_processes(config, items):
+    """In the interpreter run tests of kernels alone; elsewhere not those marked `interpreter`."""
+
+    def runs_here(item):
+        if INTERPRETED:
+            return "device" in item.fixturenames or not item.path.name.startswith("test_")
+        return not item.get_closest_marker("interpreter")
+
+    config.hook.pytest_deselected(items=[item for item in items if not runs_here(item)])
+    items[:] = filter(runs_here, items)
 
 
 def _long_files_first(items):

@@ -1,7 +1,7 @@
 """What must hold of any differentiable function of named tensors, wherever it runs.
 
-Each check takes the function, its operands by name, and what flows back. `swiglu_checks`,
-`linear_checks`, `linear_cross_entropy_checks` and `rows_checks` call them with theirs.
+Each check takes the function, its operands by name, and what flows back. The operations' tests call
+them with theirs; `misses` is the one tolerance rule.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +16,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from called import Called
+from fusedlib.bench import check
 
 Named = dict[str, Tensor]
 Function = Callable[..., Tensor]
+Outputs = Callable[..., Named]
+Errors = dict[str, check.Errors]
 
 
 def same(found, wanted) -> bool:
@@ -39,6 +42,74 @@ def close(found, wanted) -> bool:
         (a.double() - b.double()).norm() <= allowed(b) * b.double().norm()
         for a, b in zip(found, wanted, strict=True)
     )
+
+
+def drawn(device: str, dtype: torch.dtype, *shape: int, seed: int, scale: float = 1.0) -> Tensor:
+    generator = torch.Generator(device).manual_seed(seed)
+    return (torch.randn(*shape, generator=generator, device=device) * scale).to(dtype)
+
+
+def named_results(function: Outputs, leaves: Named, upstream: Named) -> Named:
+    """The function's outputs by name, and the gradient of every leaf."""
+    leaves = {n: t.detach().requires_grad_() for n, t in leaves.items()}
+    found = function(**leaves)
+    gradients = grad([found[n] for n in upstream], list(leaves.values()), list(upstream.values()))
+    named = dict(zip((f"d_{n}" for n in leaves), gradients, strict=True))
+    return {n: t.detach() for n, t in found.items()} | named
+
+
+def worse(*found: Errors) -> Errors:
+    """By name the largest errors of those that have it."""
+    of = {name: [each[name] for each in found if name in each] for each in found for name in each}
+    return {
+        n: check.Errors(max(e.norm for e in es), max(e.worst for e in es)) for n, es in of.items()
+    }
+
+
+def misses(function: Outputs, plain: Outputs, leaves: Named, upstream: Named) -> list[str]:
+    """What the one tolerance rule rejects of the function's outputs and gradients.
+
+    A draw of small tensors may be lucky for plain PyTorch: its error is the worst of four, a
+    per cent apart.
+    """
+    dtype = next(iter(leaves.values())).dtype
+
+    def errors(compute: Outputs, scale: float) -> Errors:
+        scaled = {n: (t * scale).to(t.dtype) for n, t in leaves.items()}
+        wide = [{n: t.double() for n, t in each.items()} for each in (scaled, upstream)]
+        return check.errors(named_results(compute, scaled, upstream), named_results(plain, *wide))
+
+    usual = worse(*(errors(plain, scale) for scale in (1.0, 1.01, 1.02, 1.03)))
+    return check.misses(errors(function, 1.0), usual, dtype)
+
+
+def captured(step: Callable[[], Sequence[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+    """A CUDA graph of a step that has run once, and the tensors that its replays write."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        written = list(step())
+    return graph, written
+
+
+def check_cuda_graph(step: Callable[[], Sequence[Tensor]], change: Callable[[], object]) -> None:
+    """Calls give the same bits each time, and a graph's replays give those, also of operands that
+    `change` has written to since.
+    """
+    wanted = [t.detach().clone() for t in step()]
+    for _ in range(5):
+        assert same(step(), wanted)
+    graph, written = captured(step)
+    graph.replay()
+    assert same(written, wanted)
+    with torch.no_grad():
+        change()
+    graph.replay()
+    assert same([t.clone() for t in written], step())
 
 
 def results_of(compute: Function, leaves: Named, upstream: Tensor) -> list[Tensor]:

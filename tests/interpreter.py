@@ -1,4 +1,9 @@
-"""Runs a test file in Triton's interpreter, in a process of its own: it is chosen at import."""
+"""Runs a test file in Triton's interpreter, in a process of its own: it is chosen at import.
+
+    TRITON_INTERPRET=1 python -m pytest tests/test_norm.py
+
+runs the file's tests of kernels, those that ask for `device`, on a CPU (`tests/conftest.py`).
+"""
 
 import os
 import re
@@ -9,9 +14,11 @@ from pathlib import Path
 import pytest
 
 import limits
-from measure.recording import paths
 
 TESTS = Path(__file__).parent
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+# Of torch.compile. Inductor compiles C++ around each interpreted kernel, for 10 s a graph.
+BACKEND = "aot_eager" if INTERPRETED else "inductor"
 # Plugins that take a second to import and are used by no file there.
 UNUSED = ("cacheprovider", "randomly", "hypothesispytest", "anyio", "xdist", "xdist.looponfail")
 
@@ -23,16 +30,16 @@ def passed_in_the_interpreter(name: str, part: str = "0/1", **environment: str) 
     wait for one another where others use the cores.
 
     Args:
-        name: the file, e.g. "interpreted/swiglu.py".
+        name: the file, e.g. "test_norm.py".
         part: which of several parts of its tests, as "0/2": no process takes minutes.
         environment: further variables.
     """
     pytest.importorskip("triton")
-    folders = (TESTS.parent, TESTS, TESTS / "interpreted", paths.NOTEBOOKS, *sys.path)
+    folders = (TESTS.parent, TESTS, TESTS / "interpreted", TESTS.parent / "notebooks", *sys.path)
     path = os.pathsep.join(map(str, folders))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *(f"-pno:{plugin}" for plugin in UNUSED),
-         "-p", "quicker_interpreter", "-p", "bf16", "-p", "one_part", "--durations=5",
+         "-p", "one_part", "--durations=5",
          f"--timeout={limits.INTERPRETED_TEST_S}", str(TESTS / name)],
         capture_output=True, text=True, timeout=limits.PROCESS_S, check=False, cwd=TESTS.parent,
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path, "TESTS_PART": part,

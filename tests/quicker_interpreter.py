@@ -1,4 +1,4 @@
-"""A pytest plugin that takes most of its time off Triton's interpreter, and changes no result.
+"""Takes most of its time off Triton's interpreter when it is imported, and changes no result.
 
 Triton's interpreter makes a type of a block, with its name and its shape as a tuple of constants,
 for each operation, and asks types whether they are equal by name. At each call of a device function

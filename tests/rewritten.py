@@ -6,8 +6,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
-from fusedlib.launch import operator
+from fusedlib.launch import launch, operator
 
 
 def rewritten(
@@ -35,3 +36,19 @@ def rewritten(
             unregistered.setattr(operator, register, lambda name, function, *_: function)
         spec.loader.exec_module(broken)
     return broken
+
+
+def use_broken_kernels(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, module: ModuleType, fault: tuple[str, str]
+) -> None:
+    """Have the library launch the module's kernels with that fault.
+
+    New tensors are NaN, so that what nobody writes is not right by chance.
+    """
+    broken = rewritten(monkeypatch, folder, module, *fault, times=None)
+    monkeypatch.setattr(launch, "LAUNCHES", {})
+    for name in [n for n in vars(module) if n.endswith("_kernel")]:
+        monkeypatch.setattr(module, name, getattr(broken, name))
+    empty, like = torch.Tensor.new_empty, torch.empty_like
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: empty(*a, **k).fill_(torch.nan))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: like(*a, **k).fill_(torch.nan))

@@ -19,7 +19,6 @@ import os
 import re
 import shutil
 import signal
-import site
 import subprocess
 import sys
 import tempfile
@@ -219,8 +218,6 @@ class Copy:
         folders, options = [".", "notebooks", "report"], [f"-pno:{name}" for name in UNUSED]
         if is_interpreted(tests[0]):  # as tests/interpreter.py runs it
             folders += ["tests", "tests/interpreted"]
-            options += ["-pquicker_interpreter", "-pbf16"]
-            site.addsitedir(str(self.folder / "tests/interpreted"))  # where pytest finds the latter
             os.environ["TRITON_INTERPRET"] = "1"
         options += [f"-opythonpath={' '.join(folders)}", "-otimeout=0", "-x" * (len(tests) == 1)]
         own = [str(self.folder / name) for name in folders]
@@ -238,8 +235,9 @@ class Copy:
 
 
 def is_interpreted(test: str) -> bool:
-    """Whether a test stands in a file that pytest does not collect by itself."""
-    return not Path(test.partition("::")[0]).name.startswith("test_")
+    """Whether a test runs in Triton's interpreter, by its device or its file."""
+    file, _, name = test.partition("::")
+    return "interpreter" in name.partition("[")[2] or not Path(file).name.startswith("test_")
 
 
 def _any_of(test: str, ids: list[str]) -> bool:

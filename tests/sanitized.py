@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.autograd import grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import decoder_layer_checks
 import hopper_checks
 import llama_models
 from fusedlib import rms_norm, rope
@@ -237,10 +236,10 @@ def decoder_layer() -> None:
     Attention by plain products: cuDNN's kernels have races and barriers of their own.
     """
     for name, head_dim in (("Llama", 40), ("Qwen3", 24)):
-        plain, patched = decoder_layer_checks.pair("cuda", name=name, head_dim=head_dim)
+        plain, patched = llama_models.pair("cuda", name=name, head_dim=head_dim)
         ids, labels = llama_models.tokens("cuda")
         with sdpa_kernel(SDPBackend.MATH):
-            assert decoder_layer_checks.whole_layers(patched, ids, labels=labels)[0]
+            assert llama_models.whole_layers(patched, ids, labels=labels)[0]
             assert not llama_models.misses_of(plain, patched, ids, labels)
 
 

@@ -18,11 +18,10 @@ from fusedlib import reference
 from fusedlib.bench import check
 from fusedlib.bench.rivals import Workload
 from fusedlib.ops.mlp.function import SAVES, geglu_mlp, swiglu, swiglu_mlp
-from gradient_checks import close, same
+from gradient_checks import Errors, close, same, worse
 from measure.mlp_problem import Inputs, SwiGLUProblem, draw
 
 Leaves = tuple[Tensor, ...]  # x, w_gate_up, w_down; of a pair x, w_gate, w_up, w_down
-Errors = dict[str, check.Errors]
 PAIRS = (False, True)  # a packed weight; w_gate and w_up
 SHAPE = TOKENS, HIDDEN, INNER = 37, 41, 35  # ragged, two of the interpreter's 32-tiles each way
 
@@ -70,19 +69,6 @@ def mlp_by_name(*, save: str = "gate_up", **leaves: Tensor) -> Tensor:
 
 def half_by_name(**leaves: Tensor) -> Tensor:
     return half(*leaves.values())
-
-
-def captured(step: Callable[[], Sequence[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
-    """A CUDA graph of a step that has run once, and the tensors that its replays write."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        written = list(step())
-    return graph, written
 
 
 def peak_over(step: Callable[[], Sequence[Tensor]]) -> int:
@@ -173,14 +159,6 @@ def halves_at_once(
     """
     gate, up = (x @ torch.cat(weights).mT).chunk(2, dim=-1)
     return activation(gate) * up
-
-
-def worse(*found: Errors) -> Errors:
-    """By name the largest errors of those that have it."""
-    of = {name: [each[name] for each in found if name in each] for each in found for name in each}
-    return {
-        n: check.Errors(max(e.norm for e in es), max(e.worst for e in es)) for n, es in of.items()
-    }
 
 
 def check_leading_dimensions(device: str) -> None:

@@ -18,7 +18,8 @@ from torch.nn.functional import linear
 from fusedlib import reference
 from fusedlib.bench import check
 from fusedlib.ops.mlp.function import SAVES, swiglu_mlp
-from swiglu_checks import halves_at_once, mlp, worse
+from gradient_checks import worse
+from swiglu_checks import halves_at_once, mlp
 
 NAMES = ("x", "w_gate_up", "w_down", "dy")
 OPERANDS = "x", "w_gate", "w_up", "w_down"  # that want gradients

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.autograd import grad
 
+import gradient_checks
 import measure.swiglu  # noqa: F401 (registers the rivals)
 import plan_checks
 import swiglu_checks as checks
@@ -185,7 +186,7 @@ def test_a_cuda_graph_replays_forward_and_backward(shape, save, pair):
         y = checks.mlp(*leaves, save=save)
         return (y, *grad(y, leaves, dy))
 
-    graph, captured = checks.captured(step)
+    graph, captured = gradient_checks.captured(step)
     with torch.no_grad():
         x.copy_(torch.randn_like(x))
     graph.replay()

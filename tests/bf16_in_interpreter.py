@@ -1,9 +1,8 @@
-"""A pytest plugin that mends bf16 in Triton's interpreter, which holds it as uint16 and multiplies
-those.
+"""Mends bf16 in Triton's interpreter, which holds it as uint16 and multiplies those.
 
-It replaces three functions of the interpreter: conversions between bf16 and fp32, exact one
-way and rounded to nearest even the other (it truncates), `tl.dot` of bf16 blocks, and `*` of them
-(an exact product, rounded once, as on a GPU).
+Importing this replaces three functions of the interpreter: conversions between bf16 and fp32, exact
+one way and rounded to nearest even the other (it truncates), `tl.dot` of bf16 blocks, and `*` of
+them (an exact product, rounded once, as on a GPU).
 """
 
 import numpy as np

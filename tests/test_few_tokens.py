@@ -1,8 +1,0 @@
-"""The kernels and plans for few tokens in Triton's interpreter, in a process of its own."""
-
-from interpreter import passed_in_the_interpreter
-
-
-def test_in_the_interpreter():
-    """What fails there is shown here."""
-    assert passed_in_the_interpreter("interpreted/few_tokens.py") > 25
