@@ -91,7 +91,7 @@ def claims_of(folder: Path) -> Callable[[str], list[Claim]]:
     "check",
     [check_one_to_eight_by_name, check_each_holds_in_every_recording,
      check_some_change_makes_each_false],
-    ids=["one to eight", "in every recording", "can be false"],
+    ids=["one_to_eight", "in_every_recording", "can_be_false"],
 )  # fmt: skip
 @pytest.mark.parametrize("name", STUDIES)
 def test_claims_of_a_study(claims_of, name, check):

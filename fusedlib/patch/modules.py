@@ -1,4 +1,5 @@
-"""What `apply_to` makes of a model's modules: classes whose `forward` is fused.
+"""What `apply_to` makes of a model's modules: classes whose `forward` is fused. How a module is
+recognized stands in `families.py`.
 
 Where a call asks for what is not fused, or someone has put something else in a child's place, the
 module's old `forward` runs.

@@ -88,7 +88,8 @@ def figure(
             matplotlib figure from `style.new`.
         caption: Markdown; says what is drawn, of which machine, what bands and bars mean.
         alt: what a reader who cannot see it should know, in plain text; of a `Picture` its own.
-        name: anchor in the report, of lower-case letters, digits and dashes; unique in a notebook.
+        name: anchor in the report and its file in `figures`, of lower-case letters, digits and
+            dashes; no other notebook has it.
         machines: whose rows it shows, where it tells machines apart by itself.
     """
     data = None

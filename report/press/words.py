@@ -39,7 +39,7 @@ def _values(claim: Any) -> Mapping[str, str]:
     return claim.numbers() if callable(claim.numbers) else claim.numbers
 
 
-def filled(text: str, study: str, numbers: Numbers) -> str:
+def relinked(text: str, study: str, numbers: Numbers) -> str:
     """A Markdown text with each linked number as it is now.
 
     Raises:
@@ -66,7 +66,7 @@ def rewritten(notebook: Path, study: str, numbers: Numbers) -> str | None:
     changed = False
     for cell in read.cells:
         if cell.cell_type == "markdown":
-            text = filled(cell.source, study, numbers)
+            text = relinked(cell.source, study, numbers)
             changed |= text != cell.source
             cell.source = text
     return nbformat.writes(read) + "\n" if changed else None

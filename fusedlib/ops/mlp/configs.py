@@ -1,4 +1,5 @@
-"""Tile configurations of the SwiGLU kernels, and which one a call gets.
+"""Tile configurations of the kernels in `tiles.py`, and which one a call gets. The tiles of the
+Hopper kernels are fixed, 128 by 128 and 128 by 256, in `hopper/kernel.py`.
 
 A configuration belongs to an architecture, and is for half precision: in fp32 the interpreter alone
 multiplies by these kernels. `tests/test_kernels_ahead.py` compiles every entry for its

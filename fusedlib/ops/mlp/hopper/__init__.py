@@ -1,7 +1,8 @@
-"""Both fused kernels for Hopper: `kernel` by warps with fixed roles, started by `launch`.
+"""Both fused kernels for Hopper, by warps with fixed roles; `fusedlib.launch.hopper` starts them.
 
-What `swiglu` is to other cards, from 65 tokens on, for even sizes in half precision. Importing it
-fails where Triton's Gluon, which is experimental, is another than that of 3.6 and 3.7.
+What `fusedlib.ops.mlp.tiles` is to other cards, for large even sizes in half precision: `route` has
+the table. Importing it fails where Triton's Gluon, which is experimental, is another than that of
+3.6 and 3.7.
 """
 
 from fusedlib.ops.mlp.hopper.kernel import backward_launch, forward_launch

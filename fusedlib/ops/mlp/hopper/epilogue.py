@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from fusedlib.ops.gluon_blocks import barrier, fetch, reinterpret
 from fusedlib.ops.mlp import activation_kernels
-from fusedlib.ops.mlp.hopper.tiles import count_units, unit_corner
+from fusedlib.ops.mlp.hopper.schedule import count_units, unit_corner
 
 activate, slope = gluon.jit(activation_kernels.activate.fn), gluon.jit(activation_kernels.slope.fn)
 

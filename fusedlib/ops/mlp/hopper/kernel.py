@@ -31,7 +31,7 @@ from fusedlib.launch.hopper import HopperLaunch
 from fusedlib.launch.launch import multiprocessors
 from fusedlib.ops.gluon_blocks import barrier, fetch
 from fusedlib.ops.mlp.hopper.epilogue import epilogue, fetch_gates
-from fusedlib.ops.mlp.hopper.tiles import count_units, unit_corner
+from fusedlib.ops.mlp.hopper.schedule import count_units, unit_corner
 
 # Three warpgroups share 504 registers a thread: consumers need 154; the epilogue with 168 spilled
 # 48 bytes. Groups of 16 instead of 8 gain up to 1.4 % of the forward, nothing in the backward.
