@@ -138,8 +138,9 @@ def widest_layer_gains_nothing(measured: Rows) -> bool:
 
 BOTH = ["nvidia-h200", "nvidia-h100"]
 SAID = [
-    ("04_memory", "holds less with many tokens, somewhat more than Liger with about "
-     "as many as the hidden size, and nearly the same with few", BOTH, memory_by_tokens),
+    ("04_memory", "With at least twice as many tokens as the hidden size fusedlib holds less than "
+     "Liger, with as many it holds more, and with a quarter or fewer nearly the same",
+     BOTH, memory_by_tokens),
     ("07_attention", "grows fourfold whenever the context doubles, that of fused attention "
      "twofold", BOTH, attention_memory),
     ("07_attention", "holds more in half precision than plain attention does",
