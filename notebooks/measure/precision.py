@@ -238,7 +238,7 @@ COLUMNS = {
         names={"in the tensor core": "in the tensor core", "promoted": "promoted",
                "cuBLAS": "cuBLAS", "IEEE fp32": "fp32 units",
                "model: align and chop": "our rule: align and cut",
-               "model: round to fp32": "model: round"},
+               "model: round to fp32": "our rule: round"},
     ),
     "setting": Column("product"),
     "operation": Column(
