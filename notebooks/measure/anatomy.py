@@ -213,14 +213,15 @@ def _timed_cases(sizes: Sizes) -> list[dict[str, Any]]:
     ]
 
 
-STEPS = {  # what ran, and dtype, setting and launch of both sides; each keeps what is mended above
+STEPS = {  # what ran, and dtype, setting and launch of both sides; each + keeps the repairs above
     "kernel as published": ("published-kernel", "float32", "highest", "python"),
     "+ the sum over all of K": ("whole-sum", "float32", "highest", "python"),
     "+ gradients of all weights": ("all-gradients", "float32", "highest", "python"),
     "+ IEEE fp32, as Liger": ("ieee-products", "float32", "highest", "python"),
-    "+ CUDA graphs on both sides": ("ieee-products", "float32", "highest", "graph"),
-    "fusedlib instead, fp32": ("fused", "float32", "highest", "graph"),
-    "fusedlib, bf16 on both sides": ("fused", "bfloat16", "highest", "graph"),
+    "graphs: TF32 on both sides": ("all-gradients", "float32", "high", "graph"),
+    "graphs: IEEE fp32 on both sides": ("ieee-products", "float32", "highest", "graph"),
+    "graphs: fusedlib, fp32": ("fused", "float32", "highest", "graph"),
+    "graphs: fusedlib, bf16": ("fused", "bfloat16", "highest", "graph"),
 }  # fmt: skip
 L4_BANDWIDTH, L4_FP32 = 300e9, 30.3e12  # bytes and operations a second, by NVIDIA's data sheet
 SHAPES = [f"{tokens}·{2**n}" for tokens in (64, 256, 1024) for n in range(9, 16)]

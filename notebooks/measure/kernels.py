@@ -130,7 +130,7 @@ def changing_lengths(sizes: Sizes) -> Cases:
 
 
 SHAPE = ["tokens", "hidden_size", "intermediate_size"]
-USED = ["joules", "flops", "launch", "warmed", "first_ms", "second_ms", "made"]
+USED = ["flops", "launch", "warmed", "first_ms", "second_ms", "made"]
 WARMED_UP = "fusedlib, warmed up"
 MODELS = {
     "8192·3584·18944": "Qwen2.5-7B", "4096·5120·13824": "Llama-2-13B",
@@ -167,7 +167,7 @@ COLUMNS = {
     "tokens": Column("tokens", ",d", log=True),
     "hidden_size": Column("hidden size", ",d", log=True),
     "y_error": Column("relative error of the output", "2"),
-    "flop_pj": Column("energy of a FLOP", "3 pJ"),
+    "tflops": Column("TFLOP/s", "3"),
     "arm": Column("implementation"),
     "binaries": Column("kernels compiled", ",d"),
     "warm_s": Column("warm_up", "3 s"),
@@ -180,9 +180,10 @@ COLUMNS = {
 def described(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with what follows from them.
 
-    `shape` and `model` are the layer's; a loaded row's `launch` is "sustained". `flop_pj` is the
-    energy of a FLOP. Of changing lengths `arm` tells whether all was warmed up, and `new_length_ms`
-    is the median over calls that compiled nothing: the first of a length less the second.
+    `shape` and `model` are the layer's; a loaded row's `launch` is "sustained". `tflops` are the
+    products' 10¹² operations a second. Of changing lengths `arm` tells whether all was warmed up,
+    and `new_length_ms` is the median over calls that compiled nothing: the first of a length less
+    the second.
     """
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *SHAPE, *USED])))
     parts = [pd.to_numeric(rows[name], errors="coerce") for name in SHAPE]
@@ -191,7 +192,7 @@ def described(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(
         shape=shapes, model=[MODELS.get(shape, shape) for shape in shapes],
         launch=rows["launch"].mask(rows["experiment"] == "sustained", "sustained"),
-        flop_pj=1e12 * rows["joules"].astype(float) / rows["flops"].astype(float),
+        tflops=rows["flops"].astype(float) / rows["median_ms"].astype(float) / 1e9,
         arm=rows["provider"].map(rivals.labels()).where(rows["warmed"].ne(True), WARMED_UP),
         new_length_ms=[_above_second(*each) for each in lengths],
     )  # fmt: skip

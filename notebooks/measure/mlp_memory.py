@@ -248,7 +248,7 @@ ITS_LAYER = "the published layer"
 COLUMNS = {
     "experiment": Column(
         "experiment",
-        names={"saved": "saved for backward", "step": "one step", "stack": "stack of layers"},
+        names={"saved": "kept for backward", "step": "one step", "stack": "stack of layers"},
     ),
     "dtype": Column("dtype", names={"bfloat16": "bf16", "float32": "fp32"}),
     "shape": Column("tokens·hidden·intermediate"),
@@ -262,27 +262,27 @@ COLUMNS = {
     "held": Column(
         "gradients", names={True: "gradients of an earlier pass held", False: "first pass"}
     ),
-    "kept": Column("saved for backward"),
-    "saved_mib": Column("saved, MiB", ",d"),
-    "saved_f": Column("saved, in F", "2"),
+    "kept": Column("kept for backward"),
+    "saved_mib": Column("kept, MiB", ",d"),
+    "saved_f": Column("kept, in F", "2"),
     "peak_mib": Column("peak, MiB", ",d"),
     "peak_at": Column("moment of the peak"),
     "counted": Column("peak, by hand"),
     "counted_mib": Column("by hand, MiB", ",d"),
-    "peak_f": Column("peak over weights and inputs, in F", "3", log=True),
+    "peak_f": Column("peak besides weights and inputs, in F", "3", log=True),
     "whole_mib": Column("peak with weights and inputs, MiB", "4"),
     "over_fused": Column("Liger's peak over a fused layer's", "3×"),
     "part": Column(
         "held at the peak",
-        names={"saved": "saved for backward", "output": "y", "gradients": "gradients",
+        names={"saved": "kept for backward", "output": "y", "gradients": "gradients",
                "temporaries": "temporaries"},
     ),
-    "part_mib": Column("peak over weights and inputs, MiB", "3"),
+    "part_mib": Column("peak besides weights and inputs, MiB", "3"),
     "beside_liger": Column("beside Liger"),
     "total_peak_mib": Column("peak with weights, MiB", "4", log=True),
     "layer_mib": Column("one more layer, MiB", ",d"),
     "layer_counted_mib": Column("one more layer by hand, MiB", ",d"),
-    "in_weights": Column("peak for each layer, over its weights", "3×"),
+    "in_weights": Column("peak of a layer / its weights", "3×"),
 }  # fmt: skip
 
 
@@ -332,10 +332,10 @@ def _by_rival(steps: pd.DataFrame, value: str) -> pd.DataFrame:
 
 
 def _beside_liger(tokens: pd.Series, ratio: pd.Series) -> pd.Series:
-    """Such as "4,096 tokens: 5 % above Liger", the title of a panel."""
+    """Such as "4,096 tokens: fusedlib 5 % above Liger", the title of a panel."""
     more = (100 * (ratio - 1)).round()
     words = more.dropna().map(lambda n: f"{abs(n):.0f} % {'above' if n > 0 else 'below'}")
-    return tokens.loc[words.index].map("{:,.0f} tokens: ".format) + words + " Liger"
+    return tokens.loc[words.index].map("{:,.0f} tokens: fusedlib ".format) + words + " Liger"
 
 
 def _counted(steps: pd.DataFrame) -> dict[str, pd.Series]:

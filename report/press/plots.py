@@ -122,6 +122,8 @@ def points(
             ax.errorbar(own[x].to_numpy(float), rows, xerr=_error_bars(own, x, low, high), **drawn)
         ax.set_yticks(range(len(order)), [str(v) for v in order])
         ax.set_ylim(-0.6, len(order) - 0.4)
+        for at in range(0, len(order), 2):  # bands: whose row a mark is in
+            ax.axhspan(at - 0.5, at + 0.5, color=style.MUTED, alpha=0.09, linewidth=0)
         if logx:
             ax.set_xscale("log")
             low_end, high_end = ax.get_xlim()
