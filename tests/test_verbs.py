@@ -167,6 +167,8 @@ def test_points_tell_machines_apart_in_one_panel():
         "Filled marks: H200, open marks: H100. Bars: range over recordings."
     )
     assert shown["name"] == "tiny" and shown["machines"] == [FAST, SLOW]
+    own = meaning_of(lambda: speed.points(y="width", caption="Who is ahead."))["caption"]
+    assert own.startswith("Who is ahead. Filled marks: H200") and "fusedlib" not in own
     alike = timed_rows().assign(median_ms=1.0)  # recordings agree, as where bytes are counted
     assert "Bars" not in meaning_of(lambda: alike.points(y="width"))["caption"]
     data = drawn(lambda: speed.points(y="width"))

@@ -53,7 +53,8 @@ def lines(
         card: a column whose first value has filled marks, the second open ones, the third crosses,
             the fourth plus signs.
 
-    A name that lacks an x that others have gets no line over the gap.
+    A name that lacks an x that others have gets no line over the gap. Where each line is one mark,
+    its name stands below it.
     """
     data = _data(frame, [x, y, by, panel, low, high, card])
     cards = _cards(data, card, by, panel)
@@ -76,10 +77,11 @@ def lines(
             style.reference_line(ax, y=reference)
         ax.set_xlabel(xlabel or x)
         labelled.append((ax, [(*end, name) for name, end in named.items()]))
+    single = data.groupby([c for c in (by, panel, card) if c], observed=True).size().max() == 1
     for ax, ends in labelled:  # when every panel has widened the axis that they share
         if zero and not logy:
             ax.set_ylim(bottom=0)
-        _end_labels(ax, ends)
+        (_mark_labels if single else _end_labels)(ax, ends)
     axes[0].set_ylabel(_title(ylabel or y, spec))
     return Picture(fig, data, _alt("Lines", data, x, y, by, panel, spec, ylabel, card))
 
@@ -325,6 +327,16 @@ def _end_labels(ax: Axes, ends: list[tuple[float, float, str]]) -> None:
             style.label(name), xy=(1.0, height), xycoords="axes fraction", xytext=(4, 0),
             textcoords="offset points", va="center", fontsize=9, color=style.colour(name),
             annotation_clip=False,
+        )  # fmt: skip
+
+
+def _mark_labels(ax: Axes, ends: list[tuple[float, float, str]]) -> None:
+    """Names below their marks."""
+    ax.margins(x=0.12, y=0.12)
+    for x, y, name in ends:
+        ax.annotate(
+            style.label(name), xy=(x, y), xytext=(0, -6), textcoords="offset points", va="top",
+            ha="center", fontsize=9, color=style.colour(name),
         )  # fmt: skip
 
 

@@ -91,7 +91,7 @@ COLUMNS = {
     "context_length": Column("context T", ",d", log=True),
     "head_dim": Column("head width E", ",d", log=True),
     "median_ms": Column("time", "3 ms", log=True),
-    "peak_mib": Column("peak over Q, K, V and dO", "3 MiB", log=True),
+    "peak_mib": Column("peak besides Q, K, V and dO", "3 MiB", log=True),
     "kept_squares": Column("saved", "2"),
     "kept_counted": Column("saved, by hand", "2"),
     "peak_squares": Column("peak", "2"),

@@ -160,9 +160,9 @@ WORKS = {
 """What is timed: an experiment, with its sampler, optimizer or strategy."""
 KINDS = {"generation": "sampler", "training": "optimizer", distributed.EXPERIMENT: "strategy"}
 COMPILERS = {
-    "none": "no compiler", "inductor": "torch.compile", "inductor-causal": "+ no mask",
-    "inductor-layers": "+ layer by layer", "inductor-graphs": "+ CUDA graph",
-    "inductor-graphs-searched": "+ CUDA graph, search", "thunder": "Thunder",
+    "none": "no compiler", "inductor": "torch.compile", "inductor-causal": "no mask",
+    "inductor-layers": "layer by layer", "inductor-graphs": "CUDA graph",
+    "inductor-graphs-searched": "CUDA graph, search", "thunder": "Thunder",
 }  # fmt: skip
 STEPS = 45
 """Of a published training, whose total time is printed."""

@@ -280,7 +280,7 @@ COLUMNS = {
     "tokens": Column("tokens a step", ",d", log=True),
     "tokens_per_s": Column("throughput", "3 tokens/s", log=True),
     "step": Column("steps of training before"),
-    "activations_gib": Column("memory over weights and gradients, GiB", "3"),
+    "activations_gib": Column("memory besides weights and gradients, GiB", "3"),
     "peak_gib": Column("peak memory, GiB", "3"),
     "host_gib": Column("memory of the host, GiB", "3"),
     "part": Column("part", names={name: name for name in ("workspaces", *PARTS.values())}),

@@ -48,7 +48,9 @@ COLUMNS = {
     ),
     "sized": Column("size and context"),
     "section": Column("pass", names={name: name for name in ALL_SECTIONS}),
-    "class": Column("kernels", names={name: name for name in (*DRAWN, OTHERS, IDLE)}),
+    "class": Column("kernels", names={classes.GEMM: "matrix products"} | {
+        name: name for name in (*DRAWN[1:], OTHERS, IDLE)
+    }),
     "kernel": Column("kernel"),
     "calls": Column("calls", ",d"),
     "class_ms": Column("time of kernels", "3 ms"),
