@@ -296,6 +296,18 @@ def test_other_seeds_are_asked_for_where_inputs_are_a_function():
     assert line.status == "wrong" and line.reason.startswith("for other values: y: ")
 
 
+def test_a_mask_that_is_not_read_is_seen_where_inputs_are_a_function():
+    def masked(x: Tensor, keep: Tensor) -> Tensor:
+        return x * keep
+
+    def inputs(seed: int) -> dict[str, Tensor]:
+        return {"x": X, "keep": drawn(16, 24, seed=seed) > -9 * (1 - seed)}
+
+    line = raced(masked, lambda x, keep: x * 1, inputs)
+    assert line.status == "wrong" and line.reason.startswith("for other values")
+    assert raced(masked, lambda x, keep: torch.where(keep, x, 0), inputs).status == "ok"
+
+
 def test_a_constant_problem_is_refused():
     line = raced(lambda x: torch.softmax(x, -1).sum(-1), lambda x: torch.ones(16), {"x": X})
     assert line.status == "wrong" and "gives the same whatever its operands are" in line.reason

@@ -46,9 +46,9 @@ def compare(
       NaN is right only where the truth has it.
     - It must be right for the inputs; for the same memory rewritten in part, so that neither
       address nor version tells; for other values everywhere, with full mantissas (those of seed 1,
-      where inputs are a function); and forward for values ten times as large and shifted by five,
-      where the reference stays finite. The second is asked again at a random sample, and after the
-      clock.
+      where inputs are a function: only so do masks and indices change); and forward for values ten
+      times as large and shifted by five, where the reference stays finite. The second is asked
+      again at a random sample, and after the clock.
     - Outputs are plain tensors with memory of their own, not handed out before, done at the return.
       Inputs stay as they are, no thread stays at work, no timer is replaced.
     - Samples are taken in turns, A B C A B C; before each, outside the clock, one element changes
@@ -158,7 +158,7 @@ class _Problem(Operation):
             whole = self.changed(alarms.scaled_down)
         else:
             given, leaves = self.other, self.inputs.leaves()
-            whole = {name: given[name] if alarms.is_writable(leaf) else self.drawn.values[name]
+            whole = {name: given[name] if alarms.has_own_elements(leaf) else self.drawn.values[name]
                      for name, leaf in leaves.items()}  # fmt: skip
         truths = [self.rewritten, self.truth("for other values", whole)]
         large = self.truth("for values times 10 plus 5", self.changed(lambda t: 10 * t + 5))
