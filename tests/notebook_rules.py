@@ -20,9 +20,11 @@ MOST_CELLS, MOST_CELL_LINES, MOST_CODE, MOST_NAMES, MOST_KNOBS = 16, 12, 150, 10
 LONG = ("Compilers", "Whole models")
 """Titles that begin so may have more lines of code."""
 MOST_LONG = 230
+MOST_GUIDE = 250
 OURS = ("fusedlib", "measure", "models", "press", "flawed_")
 STUDY_TAGS = {"parameters", "measure", "paper", "appendix", "live"}
 FRAME_TAGS = {"parameters", "abstract", "paper", "studies", "details", "appendix", "floats"}
+NO_TAG = "no cell is tagged"
 NEIGHBOUR = re.compile(r"\]\(\d\d_\w+\.ipynb\)")
 
 
@@ -60,8 +62,11 @@ def problems(
         plain = [cell for _, cell in code if source(cell)[:1] not in ("%", "!")]
         names = Counter(name for cell in plain for name in set(_assigned(source(cell))))
         faults += [f"{name} is assigned in {n} cells" for name, n in names.items() if n > 1]
-    owed = [] if frame else list(_for_readers(cells))
-    return faults + [fault for fault in owed if not (guide and "paper" in fault)]
+    if frame:
+        return faults
+    shows_rows = not guide or any("press.rows" in source(cell) for _, cell in code)
+    owed = (_for_readers if shows_rows else _without_rows)(cells)
+    return faults + [fault for fault in owed if not (guide and fault.startswith(NO_TAG))]
 
 
 def _for_readers(cells: list[dict[str, Any]]) -> Iterator[str]:
@@ -84,20 +89,25 @@ def _for_readers(cells: list[dict[str, Any]]) -> Iterator[str]:
         if wanted not in every:
             yield words
     if not any("paper" in tags(cell) for cell in cells):
-        yield "no cell is tagged paper"
-    counts = [len(_lines(cell)) for cell in code]
-    yield from (f"a cell has {n} lines, more than {MOST_CELL_LINES}"
-                for n in counts if n > MOST_CELL_LINES)  # fmt: skip
+        yield f"{NO_TAG} paper"
     if len(code) > MOST_CELLS:
         yield f"has {len(code)} cells of code, more than {MOST_CELLS}"
     most = MOST_LONG if source(cells[0]).removeprefix("# ").startswith(LONG) else MOST_CODE
-    if sum(counts) > most:
-        yield f"has {sum(counts)} lines of code, more than {most}"
-    yield from _ours(every)
+    yield from _sizes(code, most)
     [given] = [cell for cell in code if "parameters" in tags(cell)] or [None]
     knobs = [line for line in _lines(given) if not line.startswith("sizes:")] if given else []
     if not 4 <= len(knobs) <= MOST_KNOBS:
         yield f"has {len(knobs)} knobs, not 4 to {MOST_KNOBS}"
+
+
+def _sizes(code: list[dict[str, Any]], most: int) -> Iterator[str]:
+    """Cells and names of ours are few enough to be read."""
+    counts = [len(_lines(cell)) for cell in code]
+    yield from (f"a cell has {n} lines, more than {MOST_CELL_LINES}"
+                for n in counts if n > MOST_CELL_LINES)  # fmt: skip
+    if sum(counts) > most:
+        yield f"has {sum(counts)} lines of code, more than {most}"
+    yield from _ours("\n".join(map(source, code)))
 
 
 def _lines(cell: dict[str, Any]) -> list[str]:
@@ -119,6 +129,16 @@ def _ours(code: str) -> Iterator[str]:
             names += [alias.name for alias in node.names]
     if len(names) > MOST_NAMES:
         yield f"imports {len(names)} names of ours, more than {MOST_NAMES}"
+
+
+def _without_rows(cells: list[dict[str, Any]]) -> Iterator[str]:
+    """What a guide that shows no recorded rows owes to someone who reads it."""
+    prose = "\n".join(source(cell) for cell in cells if cell["cell_type"] == "markdown")
+    yield from _sizes([cell for cell in cells if cell["cell_type"] == "code"], MOST_GUIDE)
+    if "Predict" not in prose:
+        yield "asks for no prediction"
+    if not NEIGHBOUR.search(prose):
+        yield "links to no other notebook"
 
 
 def _format(notebook: Notebook) -> Iterator[str]:

@@ -50,6 +50,7 @@ def test_a_guide_runs_and_shows_pictures(name, tmp_path, monkeypatch):
     assert sum("image/svg+xml" in o.get("data", {}) for o in outputs) > 2
     printed = "".join(o.get("text", "") for o in outputs) + str([o.get("data") for o in outputs])
     assert name != "14_your_kernel" or printed.count("wrong") >= 2, "a cheat was timed"
+    assert name != "01_fooled" or printed.count("not refused") == 3, "others than those that pass"
 
 
 def executed_copy(name, tmp_path, monkeypatch):

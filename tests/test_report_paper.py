@@ -44,6 +44,7 @@ LINK = re.compile(r"\]\(#([^)\s]+)\)")
 BARE = re.compile(r"\b(Table|Figure)\b(?! \d)")
 
 
+GUIDES = [guide.name for guide in config.load().guides]
 STUDIES = [part.name for part in config.load().with_details(config.load().studies)]
 
 
@@ -112,7 +113,7 @@ def test_a_study_has_a_headline_and_its_numbers_are_linked(claims_of, name):
 @pytest.fixture(scope="module")
 def products(folder: Path, claims_of: Callable[[str], list[Claim]]) -> Path:
     """All notebooks as they execute on the repository's rows alone."""
-    for name in (*STUDIES, FRAME):
+    for name in (*STUDIES, *GUIDES, FRAME):
         claims_of(name)
     return folder
 

@@ -29,6 +29,8 @@ from Python or as CUDA graphs (`cuda_graphs`), and refuses what is too good to b
 `sweep` measures single cases, `fresh` in processes of their own. Whatever becomes of a case it
 gives a row (`attempt`). No file is written and no time is kept: every call measures anew.
 
+`verdict` reads a table of times or ratios that others published, and lists what cannot be so.
+
 `machine` says on what was measured; with the extra `bench`, which brings NVML, rows have the card's
 clocks and power. `roofline` says what the device can reach at all, `statistics` what samples say.
 """
@@ -37,14 +39,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fusedlib.bench.comparison import compare
+    from fusedlib.bench.verdicts import verdict
 
-__all__ = ["compare"]
+__all__ = ["compare", "verdict"]
 
 
 def __getattr__(name: str) -> Any:
-    """`compare`, imported when it is asked for: the package itself needs no torch."""
+    """What is called by most, imported when it is asked for: the package itself needs no torch."""
     if name == "compare":
         from fusedlib.bench import comparison
 
         return comparison.compare
+    if name == "verdict":
+        from fusedlib.bench.verdicts import verdict
+
+        return verdict
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

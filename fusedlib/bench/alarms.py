@@ -57,15 +57,20 @@ def some_of(count: int) -> int:
 # --- operands -------------------------------------------------------------------------------------
 
 
+def has_own_elements(tensor: Tensor) -> bool:
+    """Whether there are elements, and no two of them share memory."""
+    return tensor.numel() > 0 and all(tensor.stride())
+
+
 def is_writable(tensor: Tensor) -> bool:
-    """Whether values may be changed: floating point, and no two elements share memory."""
-    return tensor.is_floating_point() and tensor.numel() > 0 and all(tensor.stride())
+    """Whether values may be drawn anew: floating point, and no two elements share memory."""
+    return tensor.is_floating_point() and has_own_elements(tensor)
 
 
 @torch.no_grad()
 def write(tensor: Tensor, values: Tensor) -> None:
     """Put values into a tensor's memory; its address and `_version` stay as they are."""
-    if is_writable(tensor):
+    if has_own_elements(tensor):
         tensor.data.copy_(values)
 
 

@@ -20,6 +20,7 @@ from fusedlib.bench.attempt import Unavailable, free_memory
 from fusedlib.bench.cases import Case, grid
 from fusedlib.bench.operation import Truth, plain_results
 from fusedlib.bench.race import Checked, Figures
+from fusedlib.bench.verdicts import CARDS
 from measure import study, swiglu
 from measure.mlp_problem import SwiGLUProblem, draw
 from measure.pass_memory import mib_of, peak_over_mib
@@ -223,7 +224,7 @@ STEPS = {  # what ran, and dtype, setting and launch of both sides; each + keeps
     "graphs: fusedlib, fp32": ("fused", "float32", "highest", "graph"),
     "graphs: fusedlib, bf16": ("fused", "bfloat16", "highest", "graph"),
 }  # fmt: skip
-L4_BANDWIDTH, L4_FP32 = 300e9, 30.3e12  # bytes and operations a second, by NVIDIA's data sheet
+L4 = CARDS["L4"]
 SHAPES = [f"{tokens}·{2**n}" for tokens in (64, 256, 1024) for n in range(9, 16)]
 BLOCKS = [f"block of {size}" for size in (16, 32, 64, 128, 256)]
 COLUMNS = {
@@ -284,8 +285,8 @@ def described(rows: pd.DataFrame) -> pd.DataFrame:
         result=rows["status"].map({"ok": "right", "wrong": "wrong"}),
         shape=[f"{t:.0f}·{w:.0f}" for t, w in zip(tokens, width, strict=True)],
         block=tokens.map("block of {:.0f}".format),
-        peak_ratio=rows["peak_ratio"].fillna(ratio), bandwidth_share=moved * per_s / L4_BANDWIDTH,
-        fp32_share=6 * tokens * width**2 * per_s / L4_FP32,
+        peak_ratio=rows["peak_ratio"].fillna(ratio), bandwidth_share=moved * per_s / L4.bytes_per_s,
+        fp32_share=6 * tokens * width**2 * per_s / L4.flops_per_s["float32"],
     )  # fmt: skip
 
 
