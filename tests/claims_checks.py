@@ -8,12 +8,14 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from measure.recording import results
 from press import claims as stating
-from press import published, replay
+from press import published
 from press.claims import Claim
 
 MOST = 8
-RECORDED = {*replay.recorded_machines()}
+with results.replaying("committed"):
+    RECORDED = {one.machine for one in results.recordings()}
 
 
 def check_one_to_eight_by_name(claims: list[Claim]) -> None:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fusedlib.bench import race, rivals
+from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Unavailable
 from interpreter import passed_in_the_interpreter
 from measure import anatomy, study, swiglu
@@ -151,17 +151,6 @@ def test_without_a_gpu_no_time_is_taken_and_the_row_says_why(flawed, tmp_path):
 
 
 # --- cases ----------------------------------------------------------------------------------------
-
-
-def test_every_setting_and_launch_is_measured_of_everybody_that_takes_it(flawed):
-    asked = ["liger", "published-kernel"]
-    cases = anatomy.cases([(64, 128)], ["forward"], asked, device="cuda", repetitions=3)
-    ways = {(c["provider"], c["dtype"], c["precision"], c["launch"]) for c in cases}
-    of_liger = {way[1:] for way in ways if way[0] == "liger"}
-    assert len(ways) == len(cases) == 10 and len(of_liger) == 6
-    assert of_liger - {w[1:] for w in ways if w[0] != "liger"} == {
-        ("bfloat16", None, launch) for launch in race.LAUNCHES
-    }
 
 
 def test_errors_are_taken_in_tiles_of_any_size(flawed):

@@ -238,20 +238,6 @@ def test_a_wrong_measure_is_refused(monkeypatch):
 SHAPE = {"batch_size": 2, "repetitions": 2, "device": "cpu"}
 
 
-def test_what_compiles_comes_at_its_width_dtype_and_context_alone():
-    actual = races.cases(
-        "course", [64, 32], [16, 8], ["float32", "bfloat16"], ["plain"], **SHAPE,
-        more=["inductor float32 16", "flex bfloat16 8 32"],
-    )  # fmt: skip
-    added = {(c["provider"], c["dtype"], c["head_dim"], c["context_length"]) for c in actual}
-    assert {each for each in added if each[0] != "plain"} == {
-        ("inductor", "float32", 16, 64), ("inductor", "float32", 16, 32),
-        ("flex", "bfloat16", 8, 32),
-    }  # fmt: skip
-    assert len({tuple(c.items()) for c in actual}) == len(actual) == 3 * len(added)
-    assert AttentionProblem.of(actual[0]) == AttentionProblem(64, 16, 2, "float32")
-
-
 # --- the race ------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from traitlets.utils.importstring import import_item
 from typer.testing import CliRunner
 
 import limits
+import tiny_study
 from fusedlib.bench import machine
 from measure.recording import paths
 from press import cli, record
@@ -25,7 +26,7 @@ from press.pages.paper import Section
 from press.running import products, runner
 from tools import doctor
 
-NOTEBOOKS = Path(__file__).parent / "notebooks"
+NOTEBOOKS = tiny_study.folder()
 STUDY_FILE = NOTEBOOKS / "run_study.toml"
 PACKAGES = os.pathsep.join(map(str, paths.PACKAGES))
 

@@ -2,16 +2,16 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import nbformat
 import pytest
 
+import tiny_study
 from measure.recording import paths
 from press.running import config
 from press.running.config import ConfigError
 
-NOTEBOOKS = Path(__file__).parent / "notebooks"
+NOTEBOOKS = tiny_study.folder()
 
 GOOD = """
 [[study]]

@@ -96,24 +96,3 @@ EXCERPT = f"```python\n# notebooks/measure/swiglu.py\n{RIVAL}\n{{}}\n```\n"
 )
 def test_what_does_not_exist_is_found(text, problem):
     assert any(problem in found for found in problems(text)), problems(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "`Makefile`, `.gitignore`, `fusedlib/bench`, `tests/prose.py`",
-        "`report/results/<machine>/<recording>/<study>.jsonl` and `!/report/results/my-gpu/`",
-        "`report/build/report.html`, `report/build/notebooks/12_precision.html`",
-        "`fusedlib.bench.rivals.RIVALS`, `press.display`",
-        "`FRESH=1`, `FUSEDLIB_RESULTS`, `PIP_EXTRA_INDEX_URL`",
-        "`make`, `make study PROFILE=full ONLY=05_warmup`, `make report VENV= PYTHON=python3`",
-        "```sh\nmake report  # makes it all\n```\n",
-        EXCERPT.format("def eager(inputs: Inputs) -> Workload:"),
-        EXCERPT.format('...\n@swiglu_mlp("liger")'),
-        "```python\n# notebooks/measure/swiglu.py\nleaves = inputs.leaves()\n```\n",
-        "`name: type = default  # help`, `1 / 2`, `wrong`",
-        "[a link](https://host.example/none.md)",
-    ],
-)
-def test_what_exists_is_accepted(text):
-    assert problems(text) == []

@@ -131,13 +131,6 @@ def test_outside_a_notebook_the_text_is_printed(capsys: pytest.CaptureFixture[st
     assert "It is so." in capsys.readouterr().out
 
 
-def test_same_figure_gives_same_svg_bytes() -> None:
-    first, second = style.svg(curves()), style.svg(curves())
-    assert first == second
-    assert style.INK in first
-    assert "<dc:date>" not in first and "Matplotlib v" not in first
-
-
 def _luminance(colour: str) -> float:
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]

@@ -14,7 +14,6 @@ from fusedlib.patch import apply
 from measure import compiling, mlp_rivals
 from measure.end_to_end import cases, measure, races, study
 from measure.recording import results
-from measure.transformer_trainer import Trainer
 from models import flops, transformer
 from models.transformer import SwiGLU, Transformer
 from outcomes import outcome
@@ -67,12 +66,6 @@ def test_a_step_has_its_parts_and_its_work(precision):
     assert row["inference_n"] == measure.INFERENCES
     shape = transformer.config("nano", context_length=8, attention="plain")
     assert (row["flops"], row["tokens"]) == (flops.count(shape, 2, 8), 16)
-
-
-def test_autocast_computes_in_bf16_on_fp32_weights():
-    made = Trainer.of(step("bf16 autocast"))
-    assert made.logits().dtype == torch.bfloat16
-    assert {p.dtype for p in made.model.parameters()} == {torch.float32}
 
 
 def test_the_optimizer_alone_and_the_profile():

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.utils import flop_counter
 
-from fusedlib.ops.mlp.module import SwiGLUMLP
 from measure import mlp_rivals
 from models import flops
 from models.transformer import Transformer, config, loss
@@ -80,10 +79,3 @@ def test_every_mlp_gives_the_same_step_and_names():
         assert list(theirs) == list(gradients) == list(state), name
         for key, gradient in gradients.items():
             torch.testing.assert_close(theirs[key], gradient, msg=f"{name}: {key}")
-
-
-def test_a_fused_mlp_holds_the_models_own_weights():
-    own = Transformer(nano()).blocks[0].mlp
-    fused = mlp_rivals.FusedMLP(own)
-    assert isinstance(fused, SwiGLUMLP)
-    assert all(a is b for a, b in zip(fused.parameters(), own.parameters(), strict=True))

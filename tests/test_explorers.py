@@ -15,7 +15,7 @@ from press.running import config
 from report_sample import outputs_of
 
 STUDIES = {study.name: study for study in config.load().studies}
-MOST = 60  # of the combinations of one explorer
+MOST = 30  # of the combinations of one explorer
 MACHINES = "nvidia-h200", "nvidia-h100"
 
 

@@ -1,63 +1,72 @@
 """Every notebook under `quick`, as `make report` runs it on a machine like this one.
 
-The first two are run by `tests/test_report_for_real.py`, with the paper made from them.
+Two are run by `tests/test_report_for_real.py`, with the paper made from them; the sections of the
+appendix, which measure nothing, by `tests/test_report_paper.py`.
 """
+
+import io
 
 import nbformat
 import pytest
-from typer.testing import CliRunner
 
 import visitor
 from measure import study as studies
 from measure.recording import paths, results
-from press import cli
-from press.running import config
+from press.running import config, monitor, runner
 
 ELSEWHERE = ("05_warmup", "12_precision")
 LOADED = config.load(paths.NOTEBOOKS / "study.toml")
-STUDIES = [s.name for s in LOADED.studies]
+SMALLER = {
+    "03_kernels": ("sweep_widths=64", "grid_tokens=16", "repetitions=2"),
+    "06_end_to_end": ("models=nano", "seconds=0"),
+    "10_llama": ("train_steps=3", "batches=1", "contexts=16"),
+}
+"""Sizes below those of `quick`, by which no path is lost."""
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path, monkeypatch):
+    for variable, value in visitor.environment(tmp_path).items():
+        monkeypatch.setenv(variable, value)
+
+
+def outputs_of(part, settings=()):
+    """Outputs of a notebook that a kernel of its own executed."""
+    jobs = runner.jobs([part], settings, "quick")
+    [outcome] = runner.run(jobs, monitor.Monitor(1, io.StringIO()))
+    assert outcome.status == "ok", outcome.error
+    executed = nbformat.read(outcome.copy, as_version=4)
+    return [output for cell in executed.cells for output in cell.get("outputs", [])]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in STUDIES if n not in ELSEWHERE])
-def test_a_notebook_runs_and_no_case_fails(name, tmp_path, monkeypatch):
-    """Its kernel is a process of its own; what starts it is this one, which has torch already.
-
-    Which rivals are others than recorded is the same whatever is measured here; the test of the
-    report for real has it.
-    """
-    executed = executed_copy(name, tmp_path, monkeypatch)
-    [path] = tmp_path.glob(f"results/visitor/*/{name}.jsonl")
-    own = results.read_rows(path)
+@pytest.mark.parametrize(
+    "part", [s for s in LOADED.studies if s.name not in ELSEWHERE], ids=lambda part: part.name
+)
+def test_a_notebook_runs_and_no_case_fails(part, tmp_path):
+    settings = SMALLER.get(part.name, ())
+    outputs = outputs_of(part, settings)
+    assert any("text/html" in o.get("data", {}) for o in outputs)
+    assert any("image/svg+xml" in o.get("data", {}) for o in outputs)
+    [path] = tmp_path.glob(f"results/visitor/*/{part.name}.jsonl")
+    own, study = results.read_rows(path), studies.load(part.name)
     assert {row["status"] for row in own} - {"unavailable"}, "nothing was measured"
     assert not [row["reason"] for row in own if row["status"] == "failed"]
-    study = studies.load(name)
-    assert {row["case"] for row in own} == {*study.cases(study.sized({}))}, "a row for each case"
+    texts = dict(setting.split("=") for setting in settings)
+    values = {n: studies.parsed(n, t, study.sizes.kinds()[n]) for n, t in texts.items()}
+    assert {row["case"] for row in own} == {*study.cases(study.sized(values))}, "one for each case"
     for row in own:
         if row["status"] != "ok":
             times = [n for n in row if n.endswith("_ms") and not n.startswith(results.PROTOCOL)]
             assert row["reason"] and not times, "no time without a right result"
-    outputs = [o for cell in executed.cells for o in cell.get("outputs", [])]
-    assert any("text/html" in o.get("data", {}) for o in outputs)
-    assert any("image/svg+xml" in o.get("data", {}) for o in outputs)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [guide.name for guide in LOADED.guides])
-def test_a_guide_runs_and_shows_pictures(name, tmp_path, monkeypatch):
-    executed = executed_copy(name, tmp_path, monkeypatch)
-    outputs = [o for cell in executed.cells for o in cell.get("outputs", [])]
+@pytest.mark.parametrize("guide", LOADED.guides, ids=lambda guide: guide.name)
+def test_a_guide_runs_and_shows_pictures(guide):
+    outputs = outputs_of(guide)
     assert sum("image/svg+xml" in o.get("data", {}) for o in outputs) > 2
     printed = "".join(o.get("text", "") for o in outputs) + str([o.get("data") for o in outputs])
-    assert name != "14_your_kernel" or printed.count("wrong") >= 2, "a cheat was timed"
-    assert name != "01_fooled" or printed.count("not refused") == 3, "others than those that pass"
-
-
-def executed_copy(name, tmp_path, monkeypatch):
-    """A notebook as `make report` executes it."""
-    for variable, value in visitor.environment(tmp_path).items():
-        monkeypatch.setenv(variable, value)
-    command = ["run", "--profile", "quick", "--only", name]
-    done = CliRunner().invoke(cli.app, command)
-    assert done.exit_code == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    return nbformat.read(tmp_path / "build" / "notebooks" / f"{name}.ipynb", as_version=4)
+    assert guide.name != "14_your_kernel" or printed.count("wrong") >= 2, "a cheat was timed"
+    passing = printed.count("not refused")
+    assert guide.name != "01_fooled" or passing == 3, "others than those that pass"

@@ -58,20 +58,6 @@ def test_torch_sum_accumulates_wider_than_its_terms():
     assert figures["torch.sum"] < 1 < 100 < figures["one by one"]
 
 
-@pytest.mark.parametrize(
-    ("for_fp32", "for_half", "promoted", "kind"),
-    [
-        ("fp16", "fp16", False, "half"),
-        ("fp32", "fp32", False, "fp32"),
-        ("fp32", "fp16", False, "follows its input"),
-        ("fp32", "fp32", True, "fp32, also without autocast"),
-        ("bf16", "fp16", False, "bf16 from fp32, fp16 from fp16"),
-    ],
-)
-def test_autocast_kinds(for_fp32: str, for_half: str, promoted: bool, kind: str):
-    assert torch_precision.classify(for_fp32, for_half, "fp16", promoted) == kind
-
-
 def test_an_operation_that_refuses_mixed_dtypes_is_not_promotion():
     def refuses(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("expected scalar type Half but found Float")

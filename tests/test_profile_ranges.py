@@ -70,18 +70,6 @@ def test_ranges_are_named_as_documented_in_both_directions(attention):
     assert names[True] - {"backward"} == expected, "every part has a backward of its own"
 
 
-def test_forward_ranges_nest_as_calls_do():
-    actual = recorded("plain")
-    start = actual.last("backward").start
-    forward = [e for e in actual.ranges if e.start < start]
-    by_name = {e.name: e for e in forward}
-    for event in forward:
-        above = event.name.rpartition("/")[0]
-        if above:
-            assert by_name[above].start <= event.start and event.end <= by_name[above].end
-    assert Counter(e.name for e in forward)["block 0/attention/rope"] == 2
-
-
 def test_no_two_ranges_of_a_thread_overlap_without_nesting():
     for event, around in trace.nested(recorded("plain").ranges):
         assert around is None or event.end <= around.end, f"{event} outlives {around}"

@@ -24,7 +24,6 @@ GEMM = "nvjet_sm90_tst_128x256_64x4_1x2_h_bz_coopA_TNT"
 SOFTMAX = (
     "void (anonymous namespace)::softmax_warp_forward<float, float, float, 8, false, false>(int)"
 )
-ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
 ADAM = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::Foo>(int)"
 MAIN, ENGINE = 1, 2
 

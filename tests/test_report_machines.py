@@ -77,23 +77,6 @@ def test_a_line_a_recording_with_its_days_commits_and_what_differs(folder):
     assert lines.loc[("h100", "only"), "commits"] == "unknown"
 
 
-def test_a_line_a_machine_of_all_its_recordings(folder):
-    lines = machine_tables.dates().set_index("machine")
-    h200 = lines.loc["h200"]
-    assert (h200["rows"], h200["first"], h200["newest"]) == (4, "2026-11-21", "2026-11-24")
-    assert h200["commits"] == 2, "a commit of two recordings counts once"
-    assert h200["newest_commit"] == "bbbbbbb"
-    assert (h200["least"], h200["most"]) == (1, 13)
-    assert lines["own"].to_dict() == {"h100": False, "h200": False, "me": True}
-
-
-def test_the_newest_commit_is_of_the_run_that_began_last(folder):
-    put(folder, "h200/assembled", {"03_z": [day("20")]}, NOW,
-        {"commit": "d" * 40, "began": "2026-11-20"})  # fmt: skip
-    put(folder, "h200/zz", {"03_z": [day("19")]}, NOW, {"commit": "e" * 40, "began": "2026-11-19"})
-    assert machine_tables.dates().set_index("machine").loc["h200", "newest_commit"] == "bbbbbbb"
-
-
 def test_hardware_and_software_stand_once(folder):
     hardware = machine_tables.hardware()
     assert hardware["machine"].tolist() == ["h100", "h200", "me (this one)"]
@@ -113,7 +96,7 @@ def test_packages_are_those_that_rows_name(folder):
                     "torch": "2.11.0, 2.12.0"}  # fmt: skip
 
 
-@pytest.mark.parametrize("table", ["recorded", "dates", "hardware", "software"])
+@pytest.mark.parametrize("table", ["recorded", "hardware", "software"])
 def test_without_a_recording_tables_are_empty(tmp_path, monkeypatch, table):
     monkeypatch.setattr(paths, "RECORDED", tmp_path)
     monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))

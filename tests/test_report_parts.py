@@ -3,19 +3,17 @@
 import re
 import shutil
 from pathlib import Path
-from xml.etree import ElementTree
 
 import nbformat
 import pytest
 import typst
 
 from measure.recording import paths
-from press import style
 from press.pages import pandoc, svg
 from press.pages.html import highlighted
 from press.pages.outputs import last_lines, plain, press, where_it_holds
 from press.pages.preprocessors import parts
-from report_sample import curves, numbered
+from report_sample import numbered
 from report_sample import text as md
 
 
@@ -151,20 +149,6 @@ def test_highlighted_code_keeps_every_character() -> None:
     assert '<span class="k">' in html and '<span class="c1">' in html
 
 
-def test_the_frame_has_its_marks() -> None:
-    frame = nbformat.read(paths.REPORT / "report.ipynb", as_version=4)
-    pieces = [tag for cell in frame.cells for tag in cell.metadata.get("tags", [])]
-    for tag in ("parameters", "abstract", "studies", "details", "floats"):
-        assert pieces.count(tag) == 1
-
-
-def test_the_style_sheet_and_font_load_nothing_from_elsewhere() -> None:
-    for path in (paths.TEMPLATES / "fusedlib_html").iterdir():
-        assert not re.search(r"https?://", path.read_text(encoding="utf-8"))
-    font = paths.TEMPLATES / "fonts" / "stix-two-math-subset.woff2"
-    assert font.read_bytes()[:4] == b"wOF2" and (font.parent / "OFL.txt").exists()
-
-
 # --- what is said below a claim ------------------------------------------------------------------
 
 
@@ -205,42 +189,3 @@ FAILED = {"errors": ["2026-11-25: KeyError: 'fused'"]}
 )  # fmt: skip
 def test_below_a_claim_stands_where_it_holds_and_loudly_where_not(every, expected) -> None:
     assert where_it_holds({"standings": every}) == expected
-
-
-# --- drawings of several machines ----------------------------------------------------------------
-
-SIZED = SVG.replace('width="10pt" height="5pt"', 'height="40pt" version="1.1" width="80pt"')
-
-
-def test_stacked_drawings_keep_their_ids_apart_and_their_sizes() -> None:
-    whole = svg.stacked([("H200 & more", SVG), ("H100", SVG)])
-    ids = re.findall(r'\sid="([^"]+)"', whole)
-    assert len(ids) == len(set(ids)) == 2 * len(re.findall(r'\sid="', SVG))
-    targets = re.findall(r'(?:href="#|url\(#)([^")]+)', whole)
-    assert targets and set(targets) <= set(ids)
-    for number in range(2):
-        assert {t for t in targets if t.startswith(f"part{number}-")}, "each has its own"
-    assert whole.count("<svg") == 3 and whole.count("<metadata>") == 0
-    assert ">H200 &amp; more</text>" in whole and ">H100</text>" in whole
-    ElementTree.fromstring(whole)
-
-
-def test_stacked_drawings_of_two_widths_do_not_overlap_and_can_be_inlined() -> None:
-    tall, flat = style.svg(curves()), SIZED
-    whole = svg.stacked([("a", tall), ("b", flat)])
-    height = float(re.search(r'\sheight="([\d.]+)pt"', tall)[1])
-    width = float(re.search(r'\swidth="([\d.]+)pt"', tall)[1])
-    total = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', whole)
-    assert float(total[1]) == pytest.approx(max(width, 80))
-    assert float(total[2]) == pytest.approx(height + 40 + 4 * svg.NAME_PT)
-    inner = [float(y) for y in re.findall(r'<svg y="([\d.]+)"', whole)]
-    assert inner[1] - inner[0] >= height, "the second begins below the first"
-    shown = svg.inline(whole, "f1", "both")
-    ids = re.findall(r'\sid="([^"]+)"', shown)
-    assert len(ids) == len(set(ids)) and all(name.startswith("f1-") for name in ids)
-
-
-def test_what_has_no_size_cannot_be_stacked() -> None:
-    for drawing in ("<p>no</p>", "<svg><path/></svg>"):
-        with pytest.raises(ValueError, match="not an SVG document"):
-            svg.stacked([("a", drawing)])

@@ -216,10 +216,6 @@ def test_every_drawing_has_its_alternative_text(page: Page) -> None:
         assert title is not None and unescape(title[1]) == alt
 
 
-def test_drawings_take_the_colour_of_the_text(page: Page) -> None:
-    assert "currentColor" in page.source and "#010203" not in page.source
-
-
 def test_every_number_arrives_in_html(page: Page) -> None:
     for cell in wide(7, 5).to_numpy().ravel():
         assert cell in page.text

@@ -222,17 +222,6 @@ def test_a_visitor_s_folder_ignores_itself_and_a_named_machine_s_does_not(tmp_pa
     assert committed == {machine.key(): False, "my-gpu": True}
 
 
-def test_a_copied_folder_is_another_machine(tmp_path):
-    recorder(tmp_path).append(CASE, {"median_ms": 1.0})
-    (tmp_path / machine.key()).rename(tmp_path / "third")
-    recorder(tmp_path).append(CASE, {"median_ms": 2.0})
-    rows = recorder(tmp_path).rows()
-    assert dict(zip(rows["machine"], rows["median_ms"], strict=True)) == {
-        "third": 1.0, machine.key(): 2.0
-    }  # fmt: skip
-    assert rows["own"].tolist() == (rows["machine"] == machine.key()).tolist()
-
-
 def test_the_leading_machine_has_most_experiments_then_most_cases_that_ran(tmp_path):
     for name, count in (("small", 1), ("large", 4)):
         for number in range(count):

@@ -12,11 +12,12 @@ from pathlib import Path
 import nbformat
 import pytest
 
+import tiny_study
 from measure.recording import paths, results
 from press import variables
 from press.running import config, fingerprint, kernel, monitor, products, runner
 
-NOTEBOOKS = Path(__file__).parent / "notebooks"
+NOTEBOOKS = tiny_study.folder()
 
 
 @pytest.fixture(autouse=True)

@@ -5,27 +5,22 @@ from pathlib import Path
 import nbformat
 import pytest
 
+import tiny_study
 from measure import study as studies
 from measure.study import SizesError
 from press import rows
 from press.running import config, parameters, runner
 from press.running.config import ConfigError, Study
 
-NOTEBOOKS = Path(__file__).parent / "notebooks"
+NOTEBOOKS = tiny_study.folder()
 PROFILE = 'profile: str = "quick"'
 REAL = config.load().studies
 
 
 def declaring(folder: Path, *lines: str, measure: str = "") -> Study:
     """A notebook of one cell, which declares these lines."""
-    cell = nbformat.v4.new_code_cell("\n".join(lines), metadata={"tags": ["parameters"]})
-    path = folder / "made.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), path)
+    path = tiny_study.write(folder / "made.ipynb", "Made", "\n".join(lines))
     return Study("made", "Made", "?", path, {}, measure)
-
-
-def faulty(name: str) -> Study:
-    return Study(name, "Faulty", "?", NOTEBOOKS / f"{name}.ipynb", {})
 
 
 def test_knobs_have_type_default_and_help():
@@ -37,16 +32,17 @@ def test_knobs_have_type_default_and_help():
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("cells", "tagged", "message"),
     [
-        ("run_no_tag", "no cells carry the tag 'parameters'; exactly one must"),
-        ("run_two_tags", "2 cells carry the tag 'parameters'; exactly one must"),
-        ("run_untyped", "parameters cell: count must read `name: type = default"),
+        ([PROFILE], 0, "no cells carry the tag 'parameters'; exactly one must"),
+        ([PROFILE, "count: int = 1"], 2, "2 cells carry the tag 'parameters'; exactly one must"),
+        ([f"{PROFILE}\ncount = 2"], 1, "parameters cell: count must read `name: type = default"),
     ],
 )
-def test_a_faulty_parameters_cell_is_refused(name, message):
+def test_a_faulty_parameters_cell_is_refused(tmp_path, cells, tagged, message):
+    path = tiny_study.write(tmp_path / "made.ipynb", "Faulty", *cells, tagged=tagged)
     with pytest.raises(ConfigError, match=message):
-        parameters.knobs(faulty(name))
+        parameters.knobs(Study("made", "Faulty", "?", path, {}))
 
 
 @pytest.mark.parametrize("line", ["count: Path = 1", "sizes: dict = {}"])

@@ -5,18 +5,16 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-import nbformat
 import pytest
 
 import limits
+import tiny_study
 from measure.recording import results
 from press.running import products
 from processes import alive, wait_for
 from visitor import search_path
 
-NOTEBOOKS = Path(__file__).parent / "notebooks"
 STUDY = """
 [[study]]
 name = "run_sleeps"
@@ -25,19 +23,31 @@ question = "Does it end?"
 quick = {}
 full = {}
 """
-RECORD = """
+CELLS = (
+    tiny_study.PROFILE,
+    """
+import os, subprocess, sys
+from pathlib import Path
 from measure.recording.results import Recorder
 
 Recorder("run_sleeps", profile=profile).append({"model": "nano"}, {"median_ms": 1.0})
-"""
+""",
+    """
+sleeper = [sys.executable, "-c", "import time; time.sleep(3600)"]
+child = subprocess.Popen(sleeper)
+loner = subprocess.Popen(sleeper, start_new_session=True)
+pids = [os.getpid(), child.pid, loner.pid]
+Path(os.environ["RUN_PIDS"]).write_text(" ".join(map(str, pids)))
+""",
+    'import time\n\nprint("waiting", flush=True)\ntime.sleep(3600)',
+)
+"""It takes long and has children."""
 
 
 @pytest.fixture
 def running(tmp_path):
     """A run in the middle of its long cell: its process, and the ids of all that it started."""
-    notebook = nbformat.read(NOTEBOOKS / "run_sleeps.ipynb", as_version=4)
-    notebook.cells[2].source = "import os, subprocess, sys\nfrom pathlib import Path\n" + RECORD
-    nbformat.write(notebook, tmp_path / "run_sleeps.ipynb")
+    tiny_study.write(tmp_path / "run_sleeps.ipynb", "Sleeps", *CELLS)
     (tmp_path / "study.toml").write_text(STUDY)
     pids = tmp_path / "pids"
     env = {

@@ -94,16 +94,6 @@ SHARED = warmup.problem(16, batch_size=2, device="cpu")
 OPTIONS = {"models": ["nano"], "directions": ["forward"], "count": 25, "warmups": [0, 5]}
 
 
-def test_cases_are_every_size_direction_and_process():
-    options = OPTIONS | {"models": ["nano", "mini"], "directions": ["forward", "step"]}
-    cases = warmup.step_cases(SHARED, "fresh", 3, **options)
-    assert len(cases) == 2 * 2 * 3
-    assert len({tuple(c.items()) for c in cases}) == len(cases)
-    assert {c["together"] for c in warmup.step_cases(SHARED, "shared", 1, **options)} == {
-        "nano,mini"
-    }
-
-
 def test_a_shared_process_runs_its_sizes_once_together():
     options = OPTIONS | {"models": ["nano", "micro"]}
     cases = warmup.step_cases(SHARED, "shared", 1, **options)

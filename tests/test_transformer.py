@@ -269,14 +269,6 @@ def test_impossible_shape_raises(overrides, message):
         TransformerConfig(**{**vars(TINY), **overrides})
 
 
-def test_unknown_size_and_option_list_the_known_ones():
-    with pytest.raises(ValueError, match=r"unknown model size 'huge'; known: nano, .*2\.7b"):
-        config("huge")
-    with pytest.raises(ValueError, match="unknown model option 'heads'; known: name, d_model"):
-        config("small", heads=3)
-    assert config("small", attention="plain", context_length=512).context_length == 512
-
-
 def test_wrong_tokens_raise():
     model, tokens = make()
     with pytest.raises(ValueError, match=r"\(batch, context\), got shape \(7,\)"):

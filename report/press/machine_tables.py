@@ -73,21 +73,6 @@ def recorded() -> pd.DataFrame:
     return pd.DataFrame(lines, columns=columns)
 
 
-def dates() -> pd.DataFrame:
-    """A line a machine: its rows, the first and the newest day, its commits, and files that differ.
-
-    `least` is of the recording whose files differ least.
-    """
-    groups = recorded().sort_values("began").groupby("machine", sort=True)
-    spans = groups.agg(
-        rows=("rows", "sum"), first=("first", "min"), newest=("newest", "max"),
-        commits=("commits", lambda c: len({name for names in c for name in names.split(", ")})),
-        newest_commit=("commits", lambda c: c.iloc[-1].split(", ")[-1]),
-        least=("differ", "min"), most=("differ", "max"), own=("own", "any"),
-    ).reset_index()  # fmt: skip
-    return spans.assign(label=spans["machine"].map(machines.label))
-
-
 def _rows() -> pd.DataFrame:
     """Every row's machine, folder, study, versions and time."""
     rows = [

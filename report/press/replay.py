@@ -75,12 +75,6 @@ def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> dict[str
     return stated
 
 
-def recorded_machines() -> list[str]:
-    """The machines whose recordings are part of the repository."""
-    with results.replaying("committed"):
-        return sorted({recording.machine for recording in results.recordings()})
-
-
 @contextlib.contextmanager
 def recorded_rows() -> Iterator[None]:
     """The rows of the repository alone, seen from a machine that has none: the same everywhere."""

@@ -2,11 +2,9 @@
 
 import html
 import re
-from collections.abc import Sequence
 
 from press.style import INK
 
-NAME_PT = 9
 _NAMESPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
 
 
@@ -26,28 +24,6 @@ def inline(svg: str, prefix: str, alt: str) -> str:
         f'<svg {_NAMESPACES}{view_box if view or width else ""} role="img" '
         f'aria-labelledby="{prefix}-alt" fill="currentColor" class="drawing"{limit}>'
         f'<title id="{prefix}-alt">{html.escape(alt)}</title>{rest}'
-    )
-
-
-def stacked(parts: Sequence[tuple[str, str]]) -> str:
-    """Drawings below each other as one SVG document, each under its name."""
-    wide = at = 0.0
-    bodies = []
-    for number, (name, svg) in enumerate(parts):
-        body = _element(svg, f"part{number}")
-        width, height, unit = size(body)
-        if unit != "pt":
-            raise ValueError(f"not an SVG document with a size in points: {svg[:60]!r}")
-        body = re.sub(r'(\s(?:width|height)="[\d.]+)pt"', r'\1"', body, count=2)
-        bodies += [
-            f'<text x="4" y="{at + NAME_PT:g}" font-size="{NAME_PT}pt" '
-            f'font-family="Libertinus Serif, serif" fill="{INK}">{html.escape(name)}</text>',
-            body.replace("<svg", f'<svg y="{at + 1.5 * NAME_PT:g}"', 1),
-        ]
-        wide, at = max(wide, width), at + height + 2 * NAME_PT
-    return (
-        f'<svg {_NAMESPACES} width="{wide:g}pt" height="{at:g}pt" viewBox="0 0 {wide:g} {at:g}">'
-        f"{''.join(bodies)}</svg>"
     )
 
 
