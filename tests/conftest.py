@@ -18,6 +18,12 @@ if INTERPRETED:  # both mend Triton's interpreter when they are imported
 RENDERING = ("nbconvert", "typst", "pypandoc")
 MISSING = [name for name in RENDERING if find_spec(name) is None]
 collect_ignore_glob = ["test_report_*.py"] if MISSING else []
+# These import kernels, and there is no Triton but for Linux.
+OF_KERNELS = ["decoder_layer", "grids", "linear", "loss", "norm", "plans", "projections", "rope",
+              "swiglu"]  # fmt: skip
+if find_spec("triton") is None:
+    MISSING.append("triton")
+    collect_ignore_glob += [f"test_{name}.py" for name in OF_KERNELS]
 
 
 def pytest_configure(config):
@@ -76,7 +82,8 @@ def limit_memory():
 
 
 def pytest_report_header():
-    return f"the report's tests are left out: no {', '.join(MISSING)}" if MISSING else None
+    missing = ", ".join(MISSING)
+    return f"tests of the report or of kernels are left out: no {missing}" if MISSING else None
 
 
 def pytest_collection_modifyitems(config, items):

@@ -103,8 +103,9 @@ def misses(
     by_token = operation is LOG_PROBS or settings.get("reduction") == "none"
     upstream = {name: torch.tensor(4.0, device=device) for name in of or operation.outputs}
     if by_token:
-        dtypes = leaves["hidden"].dtype if operation is LOSS else torch.float32
-        upstream = {n: torch.randn(shape[0], device=device).to(dtypes) for n in upstream}
+        upstream = {n: torch.randn(shape[0], device=device) for n in upstream}
+    if by_token and operation is LOSS:
+        upstream["loss"] = (upstream["loss"].abs() + 0.5).to(leaves["hidden"].dtype)
 
     def results(function: Callable, leaves: Named) -> Named:
         outputs = function(**leaves, **{operation.target: target}, **settings)

@@ -217,7 +217,6 @@ class Copy:
         sys.stdout, sys.stderr = (os.fdopen(os.dup(fd), "w") for fd in (1, 2))
         folders, options = [".", "notebooks", "report"], [f"-pno:{name}" for name in UNUSED]
         if is_interpreted(tests[0]):  # as tests/interpreter.py runs it
-            folders += ["tests", "tests/interpreted"]
             os.environ["TRITON_INTERPRET"] = "1"
         options += [f"-opythonpath={' '.join(folders)}", "-otimeout=0", "-x" * (len(tests) == 1)]
         own = [str(self.folder / name) for name in folders]
@@ -235,9 +234,8 @@ class Copy:
 
 
 def is_interpreted(test: str) -> bool:
-    """Whether a test runs in Triton's interpreter, by its device or its file."""
-    file, _, name = test.partition("::")
-    return "interpreter" in name.partition("[")[2] or not Path(file).name.startswith("test_")
+    """Whether a test runs in Triton's interpreter, by its device (`tests/conftest.py`)."""
+    return "interpreter" in test.partition("[")[2]
 
 
 def _any_of(test: str, ids: list[str]) -> bool:

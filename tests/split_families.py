@@ -1,7 +1,12 @@
-"""Kinds of factors that split products are tried with."""
+"""Kinds of factors that split products are tried with, and what the contract allows of these."""
 
 import torch
 from torch import Tensor
+
+from fusedlib.launch.config import Config
+from fusedlib.launch.launch import cdiv
+from fusedlib.ops.linear.split import parts
+from fusedlib.ops.linear.split import product as products
 
 
 def drawn(shape, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -171,3 +176,45 @@ FAMILIES = {
     "lognormal": lambda a, b: ((4 * a).exp(), (4 * b).exp()),
     "all 0.1": lambda a, b: (a * 0 + 0.1, b * 0 + 0.1),
 }
+
+
+def cut_for_the_interpreter(monkeypatch) -> None:
+    """A tile is one block, in a third of the time of eight, and a span no longer than a tile: of a
+    matrix that is narrower than a span, seven eighths of what is computed would be masked.
+    """
+    monkeypatch.setattr(parts, "SPAN", parts.TILE)
+    monkeypatch.setattr(products, "INTERPRETER", Config(128, 128, 64, 4, 1, group_m=2))
+
+
+def bound(a: Tensor, b: Tensor) -> Tensor:
+    """What the contract of `fusedlib.ops.linear.split` allows, and roundings where fp32 ends."""
+    a, b = a.double().abs(), b.double().abs()
+    small = a.amax(1, True) * b.sum(0, True) + b.amax(0, True) * a.sum(1, True)
+    return (
+        (18 + a.shape[1] / 4096) * 2.0**-22 * (a @ b)
+        + 2.0**-39 * small
+        + (1 + cdiv(a.shape[1], parts.SPAN)) * 2.0**-150
+    )
+
+
+def misses(found: Tensor, a: Tensor, b: Tensor) -> list[str]:
+    """What breaks the contract: an error above it, or inf and nan elsewhere than IEEE has them.
+
+    fp32 sums of another order may overflow or not on the way to a number near the largest.
+    """
+    usual, true = a @ b, (a.double() @ b.double()).float()
+    near_the_end = (a.abs().double() @ b.abs().double()) > 2.0**126
+    finite = found.isfinite()
+    missed = []
+    for name, kind in (("nan", torch.isnan), ("inf", torch.isposinf), ("-inf", torch.isneginf)):
+        if ((kind(found) != kind(usual)) & ~near_the_end).any():
+            missed.append(f"{name}: not where IEEE has it")
+    rows, columns = a.isfinite().all(1), b.isfinite().all(0)
+    a, b, found, true = a[rows], b[:, columns], found[rows][:, columns], true[rows][:, columns]
+    finite = found.isfinite() & true.isfinite()
+    if (found.isfinite() != true.isfinite()).any() and not near_the_end.any():
+        missed.append("finite or not where the true one is otherwise")
+    share = ((found.double() - a.double() @ b.double()).abs() / bound(a, b))[finite]
+    if share.numel() and not share.max() <= 1:
+        missed.append(f"{share.max():.2f} of what is allowed")
+    return missed

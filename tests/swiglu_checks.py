@@ -1,7 +1,7 @@
 """What must hold of the SwiGLU MLP wherever it runs: plain PyTorch, Triton's interpreter, a GPU.
 
-Each check takes the device. `tests/test_swiglu_api.py` runs them on the CPU,
-`tests/interpreted/swiglu.py` over interpreted kernels, `tests/test_swiglu_gpu.py` on a GPU.
+Each check takes the device. `tests/test_swiglu.py` runs them all, `tests/test_plans.py` some for
+each kind of plan.
 """
 
 from collections.abc import Callable, Sequence

@@ -42,9 +42,8 @@ from fusedlib.patch.apply import FusedLinear
 from gradient_checks import close, drawn, misses, same
 from interpreter import BACKEND, INTERPRETED, passed_in_the_interpreter
 from rewritten import rewritten
-from split_checks import cut_for_the_interpreter
-from split_checks import misses as contract_misses
-from split_families import FAMILIES
+from split_families import FAMILIES, cut_for_the_interpreter
+from split_families import misses as contract_misses
 
 Shape = tuple[int, int, int]  # tokens, inputs, outputs
 SMALL: Shape = (36, 40, 24)

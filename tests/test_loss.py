@@ -187,8 +187,7 @@ def test_sums_over_many_chunks_are_fp32(device):
     """30 chunks of two tokens each, or 74 of seven: added up in bf16, d_W would err tens of times
     more.
     """
-    shape = tokens, width, vocabulary = (517, 8, 1003) if device == "cuda" else (60, 4, 40)
-    assert tokens > vocabulary / 2
+    shape = _, width, vocabulary = (517, 8, 1003) if device == "cuda" else (60, 4, 40)
     leaves, target, _ = drawn(device, "bfloat16", shape)
     wanted = step(leaves, target, reduction="sum")
     chunked = partial(linear_cross_entropy, memory=4 * width * vocabulary)

@@ -21,7 +21,7 @@ from fusedlib.ops.linear.split import parts
 from fusedlib.ops.mlp import plan_cache, products, route
 from fusedlib.ops.mlp.function import SAVES, path_of, swiglu_mlp
 from interpreter import INTERPRETED, passed_in_the_interpreter
-from split_checks import cut_for_the_interpreter
+from split_families import cut_for_the_interpreter
 
 FORWARD = ["_swiglu_fwd_kernel", "_few_down_kernel"]
 POINTWISE = ["_swiglu_bwd_kernel"]

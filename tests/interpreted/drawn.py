@@ -21,7 +21,7 @@ def test_drawn_calls_vs_float64():
     drawn.check_many("cpu", drawn.SMALL, EXAMPLES)
 
 
-@pytest.mark.parametrize("fault", broken_kernels.BROKEN)
+@pytest.mark.parametrize("fault", [*broken_kernels.BROKEN][::3])  # all in test_swiglu.py
 def test_a_broken_kernel_is_rejected(monkeypatch, tmp_path, fault):
     assert drawn.misses(USUAL, "cpu") == []
     started = broken_kernels.put(monkeypatch, tmp_path, fault, off=1e-3)
