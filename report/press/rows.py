@@ -36,6 +36,8 @@ WORDS = {"ratio": RATIO, TIME: Column("time", "3 ms"), "machine": Column("GPU"),
          "reason": Column("reason")}  # fmt: skip
 """Columns that all studies share."""
 MOST_MACHINES = 3
+WORDED = ("title", "caption", "name", "note")
+"""Options of a picture or table that are words, and not handed on to what draws it."""
 
 
 class Rows(pd.DataFrame):
@@ -157,8 +159,8 @@ class Rows(pd.DataFrame):
         Args:
             x: the column that is drawn; by default the ratio after `speed`, else the time.
             panel: a panel a value; of several columns a panel each combination.
-            options: `title`, `name`, `note` of the figure; `caption`, sentences in place of the
-                title and of what was chosen; others go to `press.plots`.
+            options: `title`, `name`, `note` of the figure, or `caption` in place of the title and
+                of what was chosen; others go to `press.plots`.
         """
         rows = self._drawing(x)
         reference = 1.0 if rows._value == "ratio" else None
@@ -195,7 +197,8 @@ class Rows(pd.DataFrame):
                 several each has a column, in place of `columns`: the median of numbers, the last of
                 texts. Of one text each different one is listed.
             cell: "median" over recordings, or "extent", the least and the greatest over cases.
-            options: `title`, `caption`, `name`, `note`, as of a picture.
+            options: `title`, `name`, `note`, or `caption` in place of the title and of what was
+                chosen.
         """
         keys = [rows] if isinstance(rows, str) else list(rows)
         if value is not None and not isinstance(value, str):
@@ -485,8 +488,7 @@ class Rows(pd.DataFrame):
             titles["xlabel"] = self._says(x).label
         ranged = (frame["low"] < frame["high"]).any() and not options.get("stacked")
         wide = {"low": "low", "high": "high"} if ranged else {}
-        ours = ("title", "caption", "name", "note")
-        own = {k: v for k, v in options.items() if k not in ours}
+        own = {k: v for k, v in options.items() if k not in WORDED}
         card = "machine" if frame["machine"].nunique() > 1 else None
         if card and options.get("stacked"):  # no marks of others lie on parts: a bar a machine
             names = frame["machine"].astype(str)
@@ -507,11 +509,11 @@ class Rows(pd.DataFrame):
 
     def _words(self, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """Caption, name and note of a figure or table."""
-        title, caption = options.get("title"), options.get("caption")
-        if caption and len(self._machines) == 1:
-            caption += f" Measured on {self._machine_label(self._machines[0])}."
-        elif not caption:
-            caption = f"{title.rstrip('.')}. {self.caption()}" if title else self.caption()
+        title = options.get("title")
+        caption = f"{title.rstrip('.')}. {self.caption()}" if title else self.caption()
+        if given := options.get("caption"):
+            only = self._machines[:1] if len(self._machines) == 1 else []
+            caption = " ".join([given, *(f"{self._machine_label(name)}." for name in only)])
         short = re.sub(r"^\d+_", "", self.attrs["study"])
         words = re.findall(r"[a-z0-9]+", f"{short} {title or self.caption()}".lower())
         return {
