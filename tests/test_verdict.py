@@ -99,6 +99,10 @@ def test_each_fault_in_it_is_found_alone():
     assert kinds(table.assign(time_ms=table["time_ms"].where(table.index != 3, -0.1))) == [
         "negative"
     ]
+    assert (
+        kinds(table.assign(time_ms=table["time_ms"].where(table.index > 7, 0.0)))
+        == ["negative"] * 8
+    )
     doubled = table.copy()
     mine, theirs = table["by"] == "mine", table["by"] == "theirs"
     doubled.loc[theirs, "time_ms"] = 2 * table.loc[mine, "time_ms"].to_numpy()

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-# Ratios of work that are looked for: three products to one, six matrices to four.
-COUNTS = {"3/2": 1.5, "2": 2.0, "3": 3.0, "4": 4.0}
+COUNTS = {"3/2": 1.5, "2": 2.0, "3": 3.0, "4": 4.0}  # six matrices to four, three products to one
 LEAST_ROWS, LAST_DIGIT, SAME_MULTIPLE, PLATEAU, NEAR = 4, 2e-5, 1e-3, 0.02, 0.03
 
 
@@ -117,7 +116,7 @@ def _alike(frame: pd.DataFrame, labels: list[str], label: str) -> Iterator[tuple
     texts = texts.assign(time=frame["time_ms"], std=frame.get("std_ms", np.nan), all="")
     each = texts.groupby(["all", *free, label], sort=False)[["time", "std"]].mean()
     wide, spread = (each[value].unstack(label)[texts[label].unique()] for value in each)
-    times, stds, names = wide.to_numpy(), spread.to_numpy(), [*wide]
+    times, stds, names = wide.replace(0.0, np.nan).to_numpy(), spread.to_numpy(), [*wide]
     for one, other in combinations(range(len(names)), 2):
         multiples = (times[:, other] / times[:, one])[~np.isnan(times[:, one] + times[:, other])]
         same = len(multiples) and np.ptp(multiples) <= SAME_MULTIPLE * abs(multiples).max()
@@ -139,7 +138,8 @@ def _alike(frame: pd.DataFrame, labels: list[str], label: str) -> Iterator[tuple
 
 
 def _counts(frame: pd.DataFrame, free: list[str], size: str) -> Iterator[tuple[Any, ...]]:
-    for _, group in frame.dropna(subset=["ratio", size]).assign(all="").groupby(["all", *free]):
+    known = frame.dropna(subset=["ratio", size]).assign(all="")
+    for _, group in known.groupby(["all", *free], dropna=False):
         ratios = group.sort_values(size)["ratio"].to_numpy()
         if len(ratios) < LEAST_ROWS or group[size].duplicated().any():
             continue
