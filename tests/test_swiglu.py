@@ -70,7 +70,7 @@ CALLS = pytest.mark.parametrize(
 
 @pytest.mark.parametrize("part", ["0/2", "1/2"])
 def test_in_the_interpreter(part):
-    assert passed_in_the_interpreter("test_swiglu.py", part) > 60
+    assert passed_in_the_interpreter("test_swiglu.py", part) > 50
 
 
 # --- against float64 -----------------------------------------------------------------------------

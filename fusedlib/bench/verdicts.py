@@ -1,12 +1,14 @@
 """What a table of published times or ratios says against itself: `fusedlib.bench.verdict`."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pandas as pd
+if TYPE_CHECKING:
+    import pandas as pd
 
 COUNTS = {"3/2": 1.5, "2": 2.0, "3": 3.0, "4": 4.0}  # six matrices to four, three products to one
 LEAST_ROWS, LAST_DIGIT, SAME_MULTIPLE, PLATEAU, NEAR = 4, 2e-5, 1e-3, 0.02, 0.03
@@ -53,6 +55,8 @@ def verdict(
     Raises:
         ValueError: no time and no ratio, an unknown card or dtype, or a card and no work.
     """
+    import pandas as pd
+
     frame = pd.DataFrame(table).reset_index(drop=True)
     there = f"it has {', '.join(map(str, frame)) or 'none'}"
     if not {"time_ms", "ratio"} & {*frame}:
@@ -110,6 +114,8 @@ def _spreads(frame: pd.DataFrame, labels: list[str]) -> Iterator[tuple[Any, ...]
 
 def _alike(frame: pd.DataFrame, labels: list[str], label: str) -> Iterator[tuple[Any, ...]]:
     """Times side by side, a column each value of a label: repeats and differences."""
+    import numpy as np
+
     by = frame.groupby(label, dropna=False)
     free = [n for n in labels if n != label and (by[n].nunique(dropna=False) > 1).any()]
     texts = frame[[*free, label]].astype(object).fillna("").astype(str)
