@@ -321,6 +321,21 @@ def test_a_mask_that_is_not_read_is_seen_where_inputs_are_a_function():
     assert raced(masked, lambda x, keep: torch.where(keep, x, 0), inputs).status == "ok"
 
 
+@pytest.mark.parametrize("change", [torch.Tensor.double, lambda y: y.bfloat16()])
+def test_an_output_of_another_dtype_is_refused(change):
+    """A newcomer's float64 for float32 and uint8 for bool were timed."""
+    x = torch.randint(9, (64, 64)).float()
+    lines = bench.compare(torch.neg, {"mine": lambda x: change(torch.neg(x))}, {"x": x}).lines
+    assert "not torch.float32 as the reference's" in lines[0].reason
+
+
+def test_complex_results_are_refused():
+    """Errors were of the real part: a random imaginary one was timed."""
+    fft = torch.fft.rfft
+    lines = bench.compare(fft, {"mine": lambda x: fft(x).conj()}, {"x": torch.randn(8, 8)}).lines
+    assert "y is complex" in lines[0].reason and lines[0].status == "wrong"
+
+
 def test_a_constant_problem_is_refused():
     line = raced(lambda x: torch.softmax(x, -1).sum(-1), lambda x: torch.ones(16), {"x": X})
     assert line.status == "wrong" and "gives the same whatever its operands are" in line.reason

@@ -49,8 +49,11 @@ def compare(
       where inputs are a function: only so do masks and indices change); and forward for values ten
       times as large and shifted by five, where the reference stays finite. The second is asked
       again at a random sample, and after the clock.
-    - Outputs are plain tensors with memory of their own, not handed out before, done at the return.
-      Inputs stay as they are, no thread stays at work, no timer is replaced.
+    - Outputs are plain tensors with memory of their own, of the reference's shape and dtype, not
+      handed out before, done at the return. Nothing is complex. Inputs stay as they are, no thread
+      stays at work, no timer is replaced.
+    - Accuracy is asked for, not only correctness: a sum in an order that rounds more often than the
+      reference's may err more than the rule allows, and is refused.
     - Samples are taken in turns, A B C A B C; before each, outside the clock, one element changes
       and the card is idle. Short calls are timed in bursts, others with the L2 flushed. A time that
       the card cannot reach, by FLOPs or by bytes, is refused; so is one of which a second clock
@@ -142,7 +145,12 @@ class _Problem(Operation):
             leaves[name].requires_grad_()
         with torch.no_grad():
             outputs = reference(*leaves.values())
-        gradients = tuple(map(_gradient_like, rivals.named(outputs).values()))
+        results = rivals.named(outputs)
+        complex_ones = [n for n, t in {**operands, **results}.items() if t.is_complex()]
+        if complex_ones:
+            raise Wrong(f"{complex_ones[0]} is complex, and errors are of real numbers: give "
+                        "torch.view_as_real of it")  # fmt: skip
+        gradients = tuple(map(_gradient_like, results.values()))
         dy = gradients if isinstance(outputs, tuple | list) else gradients[0]
         super().__init__(TASK, Operands(leaves, dy), lambda **named: reference(*named.values()))
         differ = [self.distinguishes(self.rewritten, name) for name in self.outputs]
@@ -181,6 +189,15 @@ class _Problem(Operation):
     def others(self) -> list[Truth]:
         """Also for other values everywhere, and for large ones."""
         return self._others
+
+    def error_figures(
+        self, one: Rival, results: Named, required: list[str], truth: Truth | None = None
+    ) -> dict[str, Any]:
+        """Also of outputs in the reference's dtype: half of the bytes are half of the time."""
+        for name in self.outputs:
+            if name in results and results[name].dtype != (wanted := self.kinds[name][1]):
+                raise Wrong(f"{name} is {results[name].dtype}, not {wanted} as the reference's")
+        return super().error_figures(one, results, required, truth)
 
     def check(self, case: Case) -> Checked:
         """Hold the case's function against the truth."""
