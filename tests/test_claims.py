@@ -152,7 +152,7 @@ def test_a_rule_that_cannot_answer_for_some_cases_gives_no_verdict():
 
     standing = stated(rows, rule).standings[0]
     assert not standing.contrary
-    assert standing.text.endswith("partly measured: cannot be told from 2 of 3 cases")
+    assert standing.text.endswith("partly measured: 2 of 3 cases, too few to tell")
 
 
 def test_where_the_leading_machine_measured_nothing_the_sentence_is_another_s_and_says_so():
@@ -250,7 +250,7 @@ def test_what_could_not_be_computed_is_partly_measured(x, answer, sentence):
 
     claim = stated(frame(median_ms=[1.0]), rule)
     assert claim.standings[0].measured == 0 and not claim.standings[0].errors
-    assert claim.standings[0].text == "partly measured: cannot be told from 1 of 1 cases"
+    assert claim.standings[0].text == "partly measured: 1 of 1 cases, too few to tell"
     assert claim.sentence() == sentence
 
 

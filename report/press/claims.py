@@ -77,7 +77,7 @@ class Part:
         """For people, such as "does not hold for 5 of 20 cases"."""
         number = f"{self.counted} of {self.cases} cases"
         if self.holds is None:
-            return f"cannot be told from {number}"
+            return f"{number}, too few to tell"
         return f"{'holds' if self.holds else 'does not hold'} for {number}"
 
 
