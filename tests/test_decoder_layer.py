@@ -75,9 +75,9 @@ def misses(device, dtype, case):
         calls.append(count)
         return result.loss
 
-    found = misses_of(plain, patched, ids, labels, run=loss)
+    actual = misses_of(plain, patched, ids, labels, run=loss)
     assert calls == [plain.config.num_hidden_layers]
-    return found
+    return actual
 
 
 def test_in_the_interpreter():

@@ -157,8 +157,8 @@ def test_leading_dimensions(device):
         deep = leaves | {"x": leaves["x"].detach().reshape(*leading, -1).requires_grad_()}
         y, d_x, *others = step(deep, dy.reshape(*leading, -1))
         assert y.shape == (*leading, shape[2]) and d_x.shape == (*leading, shape[1])
-        found = [y.reshape(wanted[0].shape), d_x.reshape(wanted[1].shape), *others]
-        assert same(found, wanted), leading
+        actual = [y.reshape(wanted[0].shape), d_x.reshape(wanted[1].shape), *others]
+        assert same(actual, wanted), leading
     one = linear(leaves["x"][0], leaves["weight"], leaves["bias"])
     assert one.shape == shape[2:] and close([one], [wanted[0][0]])
 
@@ -232,8 +232,8 @@ def test_second_derivatives(device):
         wanted = *own.values(), dy
         return grad(d_x.square().sum() + d_weight.square().mean(), wanted)
 
-    found, true = penalty(linear, torch.float32), penalty(functional.linear, torch.float64)
-    for f, t in zip(found, true, strict=True):
+    actual, true = penalty(linear, torch.float32), penalty(functional.linear, torch.float64)
+    for f, t in zip(actual, true, strict=True):
         assert (f.double() - t).norm() <= 1e-5 * t.norm()
 
 
@@ -241,11 +241,11 @@ def test_second_derivatives(device):
 def test_autocast(device):
     leaves, dy = operands(device)
     with torch.autocast(device, dtype=torch.bfloat16):
-        found, wanted = (
+        actual, wanted = (
             step(leaves, dy.bfloat16(), compute) for compute in (linear, functional.linear)
         )
         mixed = linear(leaves["x"].bfloat16(), leaves["weight"], leaves["bias"])
-    assert found[0].dtype == mixed.dtype == torch.bfloat16 and same(found, wanted)
+    assert actual[0].dtype == mixed.dtype == torch.bfloat16 and same(actual, wanted)
 
 
 @pytest.mark.plain
@@ -263,13 +263,13 @@ def test_transforms_of_backward(device):
     """Those that the forward did not see: batched gradients, and forward mode over a gradient."""
     leaves, dy = operands(device)
     own, both = list(leaves.values()), torch.stack([dy, 2 * dy])
-    y, found = linear(**leaves), {}
+    y, actual = linear(**leaves), {}
     for by, each in (("ours", y), ("torch", functional.linear(**leaves))):
         batched = grad(each, own, both, retain_graph=True, is_grads_batched=True)
         with forward_ad.dual_level():
             pushed = grad(each, own, forward_ad.make_dual(dy, -dy), retain_graph=True)
-            found[by] = [*batched, *(forward_ad.unpack_dual(d).tangent for d in pushed)]
-    assert close(found["ours"], found["torch"])
+            actual[by] = [*batched, *(forward_ad.unpack_dual(d).tangent for d in pushed)]
+    assert close(actual["ours"], actual["torch"])
 
 
 @pytest.mark.plain
@@ -357,8 +357,8 @@ def test_watched(device):
     leaves, dy = operands(device)
     wanted = step(leaves, dy)
     with Called() as called:
-        found = step(leaves, dy)
-    assert same(found, wanted)
+        actual = step(leaves, dy)
+    assert same(actual, wanted)
     assert called.names.count("linear_forward") == 1 and called.names.count("split_mm") == 2
 
 
@@ -424,14 +424,14 @@ def test_layers_of_one_x_are_one_product(device, started, bias):
         results = by_layers(named, linear_by_each)
     assert {t.data_ptr() for t in kept} == {t.data_ptr() for n, t in named.items() if n[0] != "b"}
     upstream = [torch.randn_like(y) for y in results]
-    found = grad(results, list(named.values()), upstream)
+    actual = grad(results, list(named.values()), upstream)
     assert started.count(MULTIPLY) == 3
     biases = [named[f"b_{n}"] for n in "qkv"] if bias else None
     weight = torch.cat([named[f"w_{n}"] for n in "qkv"])
     y = linear(named["x"], weight, torch.cat(biases) if bias else None)
     assert torch.equal(torch.cat(results, dim=-1), y)
     wanted = grad(y, list(named.values()), torch.cat(upstream, dim=-1))
-    assert same(found, wanted)
+    assert same(actual, wanted)
 
 
 @pytest.mark.interpreter
@@ -488,12 +488,12 @@ def test_layers_of_one_x_give_what_is_wanted(device, frozen):
 
     results, true = by_layers(named, linear_by_each), by_layers(wide, plainly)
     upstream = [torch.randn_like(y) for y in results]
-    found = grad(results, own, upstream, create_graph=True)
+    actual = grad(results, own, upstream, create_graph=True)
     wanted = grad(true, true_own, [u.double() for u in upstream], create_graph=True)
-    torch.testing.assert_close([t.double() for t in found], list(wanted), rtol=1e-4, atol=1e-4)
-    assert found[0].requires_grad == wanted[0].requires_grad
-    if "x" not in frozen and found[0].requires_grad:  # d_x has derivatives by the weights
-        again = grad(found[0].square().sum(), own[1:2], allow_unused=True)[0]
+    torch.testing.assert_close([t.double() for t in actual], list(wanted), rtol=1e-4, atol=1e-4)
+    assert actual[0].requires_grad == wanted[0].requires_grad
+    if "x" not in frozen and actual[0].requires_grad:  # d_x has derivatives by the weights
+        again = grad(actual[0].square().sum(), own[1:2], allow_unused=True)[0]
         truth = grad(wanted[0].square().sum(), true_own[1:2], allow_unused=True)[0]
         assert (again is None) == (truth is None)
         if again is not None:
@@ -727,8 +727,8 @@ def test_an_optimizer_that_steps_in_backward(device, save, reduction):
 
     ours = OURS | {"mlp": partial(fusedlib.swiglu_mlp, save=save), "loss": loss}
     true = trained(TORCH, torch.float64)
-    found, usual = (check.errors(trained(f, torch.float32), true) for f in (ours, TORCH))
-    assert check.misses(found, usual, torch.float32) == []
+    actual, usual = (check.errors(trained(f, torch.float32), true) for f in (ours, TORCH))
+    assert check.misses(actual, usual, torch.float32) == []
 
 
 # --- whole models --------------------------------------------------------------------------------
@@ -794,10 +794,10 @@ def test_a_graph_of_a_whole_model(device):
     compiled = torch.compile(patched, backend="aot_eager", fullgraph=True)
     ids, labels = llama_models.tokens()
     weights = list(patched.parameters())
-    found, wanted = (
+    actual, wanted = (
         grad(m(ids, labels=labels).loss, weights) for m in (compiled, patched)
     )  # fmt: skip
-    for f, w in zip(found, wanted, strict=True):
+    for f, w in zip(actual, wanted, strict=True):
         torch.testing.assert_close(f, w)
 
 
@@ -969,11 +969,11 @@ def test_errors_vs_cublas(products, shape, count):
     usual = step(leaves, dy, functional.linear)
     for _ in range(2):
         products.clear()
-        found = step(leaves, dy)
+        actual = step(leaves, dy)
         assert len(products) == count
         own, its = (
             [((f - t).norm() / t.norm()).item() for f, t in zip(each, true, strict=True)][:3]
-            for each in (found, usual)
+            for each in (actual, usual)
         )
         assert all(o <= max(0.7 * i, 3e-7) or o == i for o, i in zip(own, its, strict=True)), (
             own, its,
@@ -985,8 +985,8 @@ def test_errors_vs_cublas(products, shape, count):
 def test_small_ones_and_other_dtypes_are_torch_s(products):
     for dtype, shape in (("float32", (256, 512, 512)), ("bfloat16", EVEN)):
         leaves, dy = operands("cuda", shape, dtype)
-        found = step(leaves, dy)
-        assert same(found, step(leaves, dy, functional.linear))
+        actual = step(leaves, dy)
+        assert same(actual, step(leaves, dy, functional.linear))
     assert not products
 
 
@@ -1068,11 +1068,11 @@ def test_two_layers_of_one_shape_on_two_streams():
     x = torch.randn(2048, 2048, device="cuda")
     wanted = [layer(x) for layer in layers]
     streams = [torch.cuda.Stream() for _ in layers]
-    found = []
+    actual = []
     for layer, stream in zip(layers, streams, strict=True):
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            found.append(layer(x))
+            actual.append(layer(x))
     torch.cuda.synchronize()
-    assert same(found, wanted)
+    assert same(actual, wanted)
     assert isinstance(layers[0], nn.Linear)

@@ -191,8 +191,8 @@ def test_sums_over_many_chunks_are_fp32(device):
     leaves, target, _ = drawn(device, "bfloat16", shape)
     wanted = step(leaves, target, reduction="sum")
     chunked = partial(linear_cross_entropy, memory=4 * width * vocabulary)
-    found = step(leaves, target, chunked, reduction="sum")
-    off = (found[2].double() - wanted[2].double()).norm() / wanted[2].double().norm()
+    actual = step(leaves, target, chunked, reduction="sum")
+    off = (actual[2].double() - wanted[2].double()).norm() / wanted[2].double().norm()
     assert off < torch.finfo(torch.bfloat16).eps / 2
     assert misses(device, "bfloat16", shape, compute=chunked) == []
 
@@ -203,8 +203,8 @@ def test_one_class_and_few(device):
         assert misses(device, dtype, (TOKENS, WIDTH, vocabulary), **ALL) == []
     leaves, target, _ = drawn(device, "float32", (TOKENS, WIDTH, 1))
     assert not any(t.any() for t in step(leaves, target))
-    found = results_of(bound(LOG_PROBS, target), leaves, torch.ones(2, TOKENS, device=device))
-    assert not any(t.any() for t in found)
+    actual = results_of(bound(LOG_PROBS, target), leaves, torch.ones(2, TOKENS, device=device))
+    assert not any(t.any() for t in actual)
 
 
 @pytest.mark.plain
@@ -275,10 +275,10 @@ def test_compiled_in_one_graph(name, device):
             compiled = partial(compiled, memory=CHUNKS_OF_FIVE["bfloat16"])
         for tokens in sizes:
             shape = tokens, WIDTH, VOCABULARY
-            found = misses(
+            actual = misses(
                 device, "bfloat16", shape, compute=compiled, operation=operation, **settings
             )
-            assert found == []
+            assert actual == []
     if name == "log_probs":
         alone = partial(
             misses, device, "bfloat16", compute=compiled, operation=operation, **settings
@@ -312,8 +312,8 @@ def test_what_any_function_keeps(name, device):
         compute, leaves, up = case(name, device, dtype)
         gradient_checks.check_repeated(compute, leaves, up)
     with torch.autograd.graph.save_on_cpu():
-        found = results_of(compute, leaves, up)
-    assert same(found, results_of(compute, leaves, up))
+        actual = results_of(compute, leaves, up)
+    assert same(actual, results_of(compute, leaves, up))
 
 
 @pytest.mark.plain
@@ -327,11 +327,11 @@ def test_under_autocast(name, device, dtype):
     compute, leaves, up = case(name, device)
     with torch.autocast(device, dtype=dtype):
         y = compute(**leaves)
-    found = grad(y, list(leaves.values()), up)
+    actual = grad(y, list(leaves.values()), up)
     half = {n: t.detach().to(dtype).requires_grad_() for n, t in leaves.items()}
-    assert y.dtype == torch.float32 and all(t.dtype == torch.float32 for t in found)
+    assert y.dtype == torch.float32 and all(t.dtype == torch.float32 for t in actual)
     wanted, *gradients = results_of(compute, half, up.to(compute(**half)))
-    assert same([y, *(t.to(dtype) for t in found)], [wanted.float(), *gradients])
+    assert same([y, *(t.to(dtype) for t in actual)], [wanted.float(), *gradients])
 
 
 @pytest.mark.interpreter
@@ -447,9 +447,9 @@ def test_gradient_of_token_weights(device):
     leaves["token_weights"] = settings.pop("token_weights").requires_grad_()
     for reduction in ("mean", "sum", "none"):
         settings["reduction"] = reduction
-        found = step(leaves, target, **settings)
+        actual = step(leaves, target, **settings)
         true = step(wide(leaves), target, reference.linear_cross_entropy, **settings)
-        assert all((f - t).norm() <= 1e-5 * t.norm() for f, t in zip(found, true, strict=True))
+        assert all((f - t).norm() <= 1e-5 * t.norm() for f, t in zip(actual, true, strict=True))
 
 
 @pytest.mark.plain
@@ -465,10 +465,10 @@ def test_nothing_to_learn(device):
     for own, labels in ((leaves, ignored), (empty, target[:0])):
         for settings in ({}, {"reduction": "sum"}, {"label_smoothing": 0.1},
                          {"reduction": "none"}):  # fmt: skip
-            found, wanted = step(own, labels, **settings), step(own, labels, torch_s, **settings)
-            for f, w in zip(found, wanted, strict=True):
+            actual, wanted = step(own, labels, **settings), step(own, labels, torch_s, **settings)
+            for f, w in zip(actual, wanted, strict=True):
                 torch.testing.assert_close(f, w, rtol=0, atol=0, equal_nan=True)
-            assert not any(t.any() for t in found[1:])
+            assert not any(t.any() for t in actual[1:])
     zeros = torch.zeros_like(target, dtype=torch.float32)
     summed = step(leaves, target, token_weights=zeros, reduction="sum")
     assert not any(t.any() for t in summed)
@@ -541,8 +541,8 @@ def test_gradients_of_a_mean_do_not_depend_on_the_weights_size(device):
     for name in ("class_weights", "token_weights"):
         true = step(wide(leaves), target, reference.linear_cross_entropy, **{name: settings[name]})
         for size in (1e-8, 1.0, 1e5):
-            found = step(leaves, target, **{name: settings[name] * size})
-            for one, other in zip(found, true, strict=True):
+            actual = step(leaves, target, **{name: settings[name] * size})
+            for one, other in zip(actual, true, strict=True):
                 assert (one - other).norm() <= 2e-2 * other.norm(), (name, size)
 
 
@@ -553,8 +553,8 @@ def test_class_weights_are_torch_s(device):
     logits = linear(leaves["hidden"], leaves["weight"])
     for reduction, smoothing in (("mean", 0.0), ("mean", 0.3), ("sum", 0.3), ("none", 0.3)):
         shared = {"target": target, "reduction": reduction, "label_smoothing": smoothing}
-        found = linear_cross_entropy(**leaves, class_weights=by_class.double(), **shared)
-        torch.testing.assert_close(found, cross_entropy(logits, weight=by_class, **shared))
+        actual = linear_cross_entropy(**leaves, class_weights=by_class.double(), **shared)
+        torch.testing.assert_close(actual, cross_entropy(logits, weight=by_class, **shared))
 
 
 @pytest.mark.interpreter
@@ -587,10 +587,10 @@ def test_fp16_gradients_of_a_mean_do_not_vanish(device):
     leaves, target, _ = drawn(device, "float16", (8, 4, 4000), spread=0.1)
     scale = 2.0**12
     loss = linear_cross_entropy(**leaves, target=target) * scale
-    found = grad(loss, leaves["weight"])[0].double() / scale
+    actual = grad(loss, leaves["weight"])[0].double() / scale
     true = step(wide(leaves), target, reference.linear_cross_entropy)[2]
     rare = torch.ones(4000, dtype=torch.bool).index_fill_(0, target[target >= 0], False)
-    assert (found - true)[rare].norm() <= 2e-2 * true[rare].norm()
+    assert (actual - true)[rare].norm() <= 2e-2 * true[rare].norm()
 
 
 @pytest.mark.interpreter
@@ -614,15 +614,15 @@ def test_shapes_and_nothing_wanted(slices, device):
     leaves, tokens, settings = drawn(device, "bfloat16", **ALL_LOG_PROBS)
     flat = linear_log_probs(**leaves, tokens=tokens, **settings)
     deep = {**leaves, "hidden": leaves["hidden"][:12].reshape(2, 3, 2, -1)}
-    found = linear_log_probs(**deep, tokens=tokens[:12].reshape(2, 3, 2), **settings)
-    assert all(t.shape == (2, 3, 2) and t.dtype == torch.float32 for t in found)
-    assert close([t.flatten() for t in found], [t[:12] for t in flat])
+    actual = linear_log_probs(**deep, tokens=tokens[:12].reshape(2, 3, 2), **settings)
+    assert all(t.shape == (2, 3, 2) and t.dtype == torch.float32 for t in actual)
+    assert close([t.flatten() for t in actual], [t[:12] for t in flat])
     log_probs, none = linear_log_probs(**leaves, tokens=tokens, **settings, entropy=False)
     assert none is None and same([log_probs], flat[:1])
     empty = {**leaves, "hidden": leaves["hidden"].detach()[:0].requires_grad_()}
-    found = linear_log_probs(**empty, tokens=tokens[:0], **settings)
-    gradients = grad([t.sum() for t in found], list(empty.values()))
-    assert all(t.shape == (0,) for t in found) and not any(t.any() for t in gradients)
+    actual = linear_log_probs(**empty, tokens=tokens[:0], **settings)
+    gradients = grad([t.sum() for t in actual], list(empty.values()))
+    assert all(t.shape == (0,) for t in actual) and not any(t.any() for t in gradients)
 
 
 @pytest.mark.plain
@@ -646,12 +646,12 @@ def test_a_banned_token_adds_nothing(slices, device):
     fewer = {n: t if n == "hidden" else torch.cat([t[:3], t[4:]]) for n, t in banned.items()}
     tokens = tokens.where(tokens != 3, 5)
     up = torch.randn(2, TOKENS, device=device)
-    found, wanted = (
+    actual, wanted = (
         results_of(bound(LOG_PROBS, labels), {n: t.requires_grad_() for n, t in own.items()}, up)
         for own, labels in ((banned, tokens), (fewer, tokens - (tokens > 3).long()))
     )
-    torch.testing.assert_close(found[:2], wanted[:2], rtol=1e-5, atol=1e-5)
-    assert not found[2][3].any() and not found[3][3].any()
+    torch.testing.assert_close(actual[:2], wanted[:2], rtol=1e-5, atol=1e-5)
+    assert not actual[2][3].any() and not actual[3][3].any()
 
 
 @pytest.mark.interpreter
@@ -679,19 +679,19 @@ def test_both_passes_compute_the_same_logits(slices, device, monkeypatch):
     if device == "cuda":
         shape = 2048, 512, 151936
         monkeypatch.setattr(kernels, "LOGITS_BYTES", 2**27)
-    found, launch = [], kernels.by_token_rows
+    actual, launch = [], kernels.by_token_rows
 
     def noted(logits, *others):
-        found.append(logits.clone())
+        actual.append(logits.clone())
         launch(logits, *others)
 
     monkeypatch.setattr(kernels, "by_token_rows", noted)
     leaves, tokens, _ = drawn(device, "bfloat16", shape)
     y = bound(LOG_PROBS, tokens)(**leaves)
-    count = len(found)
+    count = len(actual)
     assert count > 1
     y.sum().backward()
-    assert len(found) == 2 * count and same(found[:count], found[count:])
+    assert len(actual) == 2 * count and same(actual[:count], actual[count:])
 
 
 # --- operators, launchers, plans -----------------------------------------------------------------
@@ -792,8 +792,8 @@ def test_plans_of_a_large_vocabulary():
     ]  # fmt: skip
     for width, dtype, memory, rows, sums, mebibytes in wanted:
         weight = torch.empty(128256, width, dtype=dtype, device="meta")
-        found = kernels.plan(8192, weight, memory=memory)
-        assert found == (rows, sums, mebibytes * 2**20), (width, dtype, memory, found)
+        actual = kernels.plan(8192, weight, memory=memory)
+        assert actual == (rows, sums, mebibytes * 2**20), (width, dtype, memory, actual)
     assert kernels.plan(8192, weight.bfloat16(), False) == (2048, half, 501 * 2**20)
     odd = torch.empty(50257, 4096, dtype=half, device="meta")  # its rows of logits are padded
     assert kernels.plan(8192, odd, memory=kernels.LEAST).rows == 8192
@@ -809,8 +809,8 @@ def test_slices_of_a_large_vocabulary():
         (4096, torch.float32, kernels.BALANCED, 15200, torch.float32, 475),
     ):
         weight = torch.empty(151936, width, dtype=dtype, device="meta")
-        found = kernels.slices(8192, weight, memory)
-        assert found == (classes, sums, mebibytes * 2**20), (width, dtype, memory, found)
+        actual = kernels.slices(8192, weight, memory)
+        assert actual == (classes, sums, mebibytes * 2**20), (width, dtype, memory, actual)
     assert kernels.slices(0, weight).rows == 151936
     with pytest.raises(ValueError, match=r"at least 1048576 bytes for the losses of 8192 tokens"):
         kernels.slices(8192, weight, 2**20 - 1)
@@ -862,17 +862,17 @@ def test_the_loss_s_module_is_the_function():
     leaves, target, settings = drawn("cpu", "float32", bias=True, token_weights=True)
     module = LinearCrossEntropyLoss(label_smoothing=0.1, z_loss=1e-3, reduction="sum")
     assert list(module.parameters()) == []
-    found = module(*list(leaves.values())[:2], target, leaves["bias"], settings["token_weights"])
+    actual = module(*list(leaves.values())[:2], target, leaves["bias"], settings["token_weights"])
     wanted = linear_cross_entropy(
         **leaves, target=target, **settings, label_smoothing=0.1, z_loss=1e-3, reduction="sum"
     )
-    assert torch.equal(found, wanted)
+    assert torch.equal(actual, wanted)
     assert "label_smoothing=0.1" in str(module) and "memory='balanced'" in str(module)
     module.reduction, module.z_loss = "mean", 0.0
-    found = module(leaves["hidden"], leaves["weight"], target)
+    actual = module(leaves["hidden"], leaves["weight"], target)
     plain = {name: leaves[name] for name in ("hidden", "weight")}
     wanted = linear_cross_entropy(**plain, target=target, label_smoothing=0.1)
-    assert torch.equal(found, wanted) and "z_loss=0.0, softcap=None" in str(module)
+    assert torch.equal(actual, wanted) and "z_loss=0.0, softcap=None" in str(module)
     by_class = torch.rand(VOCABULARY)
     weighted = LinearCrossEntropyLoss(class_weights=by_class, softcap=3.0)
     wanted = linear_cross_entropy(**plain, target=target, class_weights=by_class, softcap=3.0)
@@ -889,9 +889,9 @@ def test_log_probs_module_is_the_function():
     leaves, tokens, settings = drawn("cpu", "float32", **ALL_LOG_PROBS)
     module = LinearLogProbs(**settings, ignore_index=7)
     tokens = tokens.clamp_min(0)
-    found = module(leaves["hidden"], leaves["weight"], tokens, leaves["bias"])
+    actual = module(leaves["hidden"], leaves["weight"], tokens, leaves["bias"])
     settings |= {"tokens": tokens, "ignore_index": 7}
-    assert same(found, linear_log_probs(**leaves, **settings))
+    assert same(actual, linear_log_probs(**leaves, **settings))
     assert "temperature=0.7, softcap=2.0, entropy=True" in str(module)
     module.entropy = False
     assert module(leaves["hidden"], leaves["weight"], tokens)[1] is None
@@ -984,11 +984,11 @@ def test_other_faulty_calls_are_refused():
 def test_an_ignored_class_by_numpy_and_meta_tensors():
     target = torch.tensor([3, 5, 5])
     for reduction in ("mean", "none"):
-        found, wanted = (
+        actual, wanted = (
             linear_cross_entropy(HIDDEN, WEIGHT, target, ignore_index=index, reduction=reduction)
             for index in (np.int64(5), 5)
         )
-        assert torch.equal(found, wanted)
+        assert torch.equal(actual, wanted)
     meta = [t.to("meta") for t in (HIDDEN, WEIGHT, TARGET)]
     assert linear_cross_entropy(*meta, reduction="none").shape == (3,)
 
@@ -1250,8 +1250,8 @@ def test_the_recipe_in_trl_s_grpo(tmp_path, monkeypatch):
         output = model(input_ids=ids, labels=labels, fused_lm_head=True)
         model.zero_grad()
         (output.log_probs.sum() + output.entropy.square().sum()).backward()
-        found = [output.log_probs, output.entropy, *(p.grad.clone() for p in model.parameters())]
+        actual = [output.log_probs, output.entropy, *(p.grad.clone() for p in model.parameters())]
         assert len(calls) == fused
-        wanted = wanted or found
-    for one, other in zip(found, wanted, strict=True):
+        wanted = wanted or actual
+    for one, other in zip(actual, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -57,8 +57,8 @@ def case(
 
 def ours(cast: str = "hf", compute: Callable[..., Tensor] = rms_norm):
     def function(x: Tensor, weight: Tensor | None = None, residual: Tensor | None = None) -> Named:
-        found = compute(x, weight, 1e-6, residual=residual, cast=cast)
-        return {"y": found} if residual is None else dict(zip("ys", found, strict=True))
+        actual = compute(x, weight, 1e-6, residual=residual, cast=cast)
+        return {"y": actual} if residual is None else dict(zip("ys", actual, strict=True))
 
     return function
 
@@ -151,22 +151,22 @@ def test_bounds_of_the_docstring(device):
         sizes = torch.logspace(-spread, spread, rows, device=device)[:, None]
         leaves |= {n: (leaves[n] * sizes).to(leaves[n].dtype) for n in ("x", "residual")}
         upstream["s"] = (upstream["s"] / sizes).to(upstream["s"].dtype)
-        found = named_results(ours(cast), leaves, upstream)
-        s, dy, ds = (t.double() for t in (found["s"], upstream["y"], upstream["s"]))
+        actual = named_results(ours(cast), leaves, upstream)
+        s, dy, ds = (t.double() for t in (actual["s"], upstream["y"], upstream["s"]))
         weight = leaves["weight"].double()
-        v = torch.finfo(found["y"].dtype).eps / 2
+        v = torch.finfo(actual["y"].dtype).eps / 2
         rstd = (s.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
         n, d = s * rstd, dy * weight
         y, d_s = n * weight, rstd * (d - n * (d * n).mean(-1, keepdim=True)) + ds
         casts = 2 if cast == "hf" else 1
-        tiny = torch.finfo(found["y"].dtype).tiny
-        off = (found["y"].double() - y).abs()
+        tiny = torch.finfo(actual["y"].dtype).tiny
+        off = (actual["y"].double() - y).abs()
         assert (off <= (42 * ROOT + casts * v * (1 + v)) * y.abs() + tiny).all()
-        off = (found["d_x"].double() - d_s).norm(dim=-1, keepdim=True)
+        off = (actual["d_x"].double() - d_s).norm(dim=-1, keepdim=True)
         allowed = 128 * ROOT * rstd * d.norm(dim=-1, keepdim=True)
         assert (off <= allowed + v * d_s.norm(dim=-1, keepdim=True) + tiny).all()
-        assert torch.equal(found["d_x"], found["d_residual"])
-        off = (found["d_weight"].double() - (dy * n).sum(0)).abs()
+        assert torch.equal(actual["d_x"], actual["d_residual"])
+        off = (actual["d_weight"].double() - (dy * n).sum(0)).abs()
         assert (off <= (rows + 64) * ROOT * (dy * n).abs().sum(0) + v * (dy * n).sum(0).abs()).all()
 
 
@@ -174,9 +174,9 @@ def test_hf_bit_for_bit(device):
     """y differs from HF's formula nowhere but where two fp32 sums round apart, and s nowhere."""
     for dtype, cast in (("bfloat16", "hf"), ("float16", "litgpt")):
         leaves, _ = case(device, dtype, 64, 512)
-        found, wanted = (f(**leaves) for f in (ours(cast), plain(cast)))
-        assert torch.equal(found["s"], wanted["s"])
-        assert (found["y"] != wanted["y"]).float().mean() < 2e-3, (dtype, cast)
+        actual, wanted = (f(**leaves) for f in (ours(cast), plain(cast)))
+        assert torch.equal(actual["s"], wanted["s"])
+        assert (actual["y"] != wanted["y"]).float().mean() < 2e-3, (dtype, cast)
         other = plain("litgpt" if cast == "hf" else "hf")(**leaves)
         assert (other["y"] != wanted["y"]).float().mean() > 2e-2  # the casts can be told apart
 
@@ -189,9 +189,9 @@ def test_weight_of_another_dtype(device):
         y, expected = rms_norm(x, weight, cast=cast), reference.rms_norm(x, weight, cast=cast)
         assert y.dtype == expected.dtype == dtype
         dy = torch.ones_like(y)
-        found, wanted = grad(y, (x, weight), dy), grad(expected, (x, weight), dy)
-        assert [t.dtype for t in found] == [torch.bfloat16, torch.float32]
-        for a, b in zip((y, *found), (expected, *wanted), strict=True):
+        actual, wanted = grad(y, (x, weight), dy), grad(expected, (x, weight), dy)
+        assert [t.dtype for t in actual] == [torch.bfloat16, torch.float32]
+        for a, b in zip((y, *actual), (expected, *wanted), strict=True):
             assert (a.double() - b.double()).norm() <= 2e-2 * b.double().norm()
 
 
@@ -262,8 +262,8 @@ def test_any_strides_and_leading_dimensions(device):
     def deep(t: Tensor) -> Tensor:
         return t.detach().reshape(3, 7, 48).transpose(0, 1).contiguous().transpose(0, 1)
 
-    found = rms_norm(deep(leaves["x"]), leaves["weight"], residual=deep(leaves["residual"]))
-    assert same([t.reshape(21, 48) for t in found], [y, s])
+    actual = rms_norm(deep(leaves["x"]), leaves["weight"], residual=deep(leaves["residual"]))
+    assert same([t.reshape(21, 48) for t in actual], [y, s])
     assert rms_norm(leaves["x"][0], leaves["weight"]).shape == (48,)
 
 
@@ -336,9 +336,9 @@ def test_watched_calls_go_by_the_registered_operators(device):
     leaves, upstream = joined_case(device)
     wanted = gradient_checks.results_of(joined, leaves, upstream)
     with Called() as called:
-        found = gradient_checks.results_of(joined, leaves, upstream)
+        actual = gradient_checks.results_of(joined, leaves, upstream)
     assert called.names.count("rms_norm_forward") == called.names.count("rms_norm_backward") == 1
-    assert same(found, wanted)
+    assert same(actual, wanted)
 
 
 @pytest.mark.interpreter
@@ -406,10 +406,10 @@ def test_output_computed_again(device):
     wanted, has = step(False), has_kernels(own["x"].device)
     for settings, count in (({}, 2), ({"hooked": True}, 0), ({"doubled": True}, 0)):
         with again as calls:
-            found = step(True, **settings)
+            actual = step(True, **settings)
         assert calls.call_count == count * has  # who watches what is kept sees no other call
         of = step(False, doubled=True) if "doubled" in settings else wanted
-        for one, other in zip(found, of, strict=True):
+        for one, other in zip(actual, of, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0)
     y = rms_norm(own["x"], own["weight"])
     loss = recompute_in_backward(y, linear(y, own["w"])).sum()

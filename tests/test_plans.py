@@ -338,12 +338,12 @@ def test_one_plan_serves_every_length_of_its_class(device, apart, monkeypatch):
     """A new length launches the same kernels, and gives what it gives by a plan of its own."""
     for tokens in (65, 96, 130, 72):
         leaves, dy = small(APART, (tokens, *APART.shape[1:]))
-        found = [swiglu_mlp(*leaves), *grad(swiglu_mlp(*leaves), leaves, dy)]
+        actual = [swiglu_mlp(*leaves), *grad(swiglu_mlp(*leaves), leaves, dy)]
         [plan] = plan_cache._PLANS.values()
         with monkeypatch.context() as anew:
             anew.setattr(plan_cache, "_PLANS", {})
             wanted = [swiglu_mlp(*leaves), *grad(swiglu_mlp(*leaves), leaves, dy)]
-        assert checks.same(found, wanted)
+        assert checks.same(actual, wanted)
     kept = {key[-1] for key in launch.LAUNCHES if key[0] is plan}
     assert kept == {65, 96, 130, 72}
     swiglu_mlp(*small(APART, (64, *APART.shape[1:]))[0])
@@ -382,9 +382,9 @@ def test_leading_dimensions_are_a_plan_s_too(device, monkeypatch, fused):
     wanted = [y, *grad(y, (x, *weights), dy)]
     deep = x.detach().view(2, 3, 12, -1).requires_grad_()
     y = swiglu_mlp(deep, *weights)
-    found = [y, *grad(y, (deep, *weights), dy.view_as(y))]
-    assert y.shape == found[1].shape == deep.shape and len(plan_cache._PLANS) == 1
-    assert checks.same([t.view_as(w) for t, w in zip(found, wanted, strict=True)], wanted)
+    actual = [y, *grad(y, (deep, *weights), dy.view_as(y))]
+    assert y.shape == actual[1].shape == deep.shape and len(plan_cache._PLANS) == 1
+    assert checks.same([t.view_as(w) for t, w in zip(actual, wanted, strict=True)], wanted)
 
 
 @pytest.mark.interpreter
@@ -485,12 +485,12 @@ def test_a_pair_gives_what_the_packed_weight_gives(device, started, monkeypatch,
     packed, by_packed = results(leaves, dy, save), started.copy()
     started.clear()
     paired = results(small(SPLIT, shape, pair=True)[0], dy, save)
-    found = [*paired[:2], torch.cat(paired[2:4]), paired[4]]
+    actual = [*paired[:2], torch.cat(paired[2:4]), paired[4]]
     assert started == by_packed and MULTIPLY[0] in started
     # d_x is torch's, of two products, where `some` are.
-    assert checks.close(found, packed)
-    assert checks.same(found[:1] + found[2:], packed[:1] + packed[2:])
-    assert some or torch.equal(found[1], packed[1])
+    assert checks.close(actual, packed)
+    assert checks.same(actual[:1] + actual[2:], packed[:1] + packed[2:])
+    assert some or torch.equal(actual[1], packed[1])
 
 
 @pytest.mark.interpreter
@@ -687,8 +687,10 @@ def test_gate_s_rows_taken_for_up_s_are_rejected(device, monkeypatch):
 @pytest.mark.parametrize("shape", [MODEL, ALL, (1000, 1056, 4112)], ids=str)
 def test_a_pair_gives_what_the_packed_weight_gives_on_a_gpu(shape):
     """Bit by bit, by the same parts; all gate and up products are split there."""
-    found = [results(*checks.small("cuda", "float32", shape, pair)) for pair in checks.PAIRS]
-    assert same_numbers([found[1][0], found[1][1], torch.cat(found[1][2:4]), found[1][4]], found[0])
+    actual = [results(*checks.small("cuda", "float32", shape, pair)) for pair in checks.PAIRS]
+    assert same_numbers(
+        [actual[1][0], actual[1][1], torch.cat(actual[1][2:4]), actual[1][4]], actual[0]
+    )
 
 
 @pytest.mark.gpu
@@ -714,9 +716,9 @@ def test_gives_what_the_operators_give_on_a_gpu(shape, save, scale, pair):
         assert same_numbers(changed, results(leaves, dy, save))
 
 
-def same_numbers(found, wanted) -> bool:
+def same_numbers(actual, wanted) -> bool:
     return all(
-        torch.equal(f.nan_to_num(), w.nan_to_num()) for f, w in zip(found, wanted, strict=True)
+        torch.equal(f.nan_to_num(), w.nan_to_num()) for f, w in zip(actual, wanted, strict=True)
     )
 
 

@@ -55,9 +55,9 @@ def step(
     draw = torch.Generator().manual_seed(5)
     upstream = [torch.randn(y.shape, generator=draw).to(y) for y in results]
     wanted = {n: t for n, t in leaves.items() if t.requires_grad}
-    found = torch.autograd.grad(results, list(wanted.values()), upstream)
+    actual = torch.autograd.grad(results, list(wanted.values()), upstream)
     named = dict(zip("qkv", (y.detach() for y in results), strict=True))
-    return named | {f"d_{n}": g for n, g in zip(wanted, found, strict=True)}
+    return named | {f"d_{n}": g for n, g in zip(wanted, actual, strict=True)}
 
 
 def plain(x: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> tuple[Tensor, ...]:
@@ -75,8 +75,8 @@ def misses(
         {n: t.detach().double().requires_grad_(t.requires_grad) for n, t in leaves.items()}
     )
     true = step(wide, plain)
-    usual, found = (check.errors(step(leaves, call), true) for call in (plain, None))
-    return check.misses(found, usual, kind)
+    usual, actual = (check.errors(step(leaves, call), true) for call in (plain, None))
+    return check.misses(actual, usual, kind)
 
 
 def test_in_the_interpreter():

@@ -230,11 +230,11 @@ def test_any_strides_and_empty(device):
         "every other": {n: t.repeat_interleave(2, -1)[..., ::2] for n, t in leaves.items()},
     }  # fmt: skip
     for how, own in ways.items():
-        found = named_results(turning(cos, sin, rope), own, upstream)
-        assert same(found.values(), wanted.values()), how
+        actual = named_results(turning(cos, sin, rope), own, upstream)
+        assert same(actual.values(), wanted.values()), how
     across = cos.mT.contiguous().mT.expand(2, -1, -1), sin.expand(2, -1, -1)
-    found = named_results(turning(*across, rope), leaves, upstream)
-    assert same(found.values(), wanted.values())
+    actual = named_results(turning(*across, rope), leaves, upstream)
+    assert same(actual.values(), wanted.values())
     for empty in ((0, 6, 2, 19, 10), (2, 6, 2, 0, 10)):
         own, _ = heads(device, "float32", empty)
         q = own["q"].requires_grad_()
@@ -300,9 +300,9 @@ def test_watched_calls_go_by_the_registered_operators(device):
     compute, leaves, upstream = joined_case(device)
     wanted = gradient_checks.results_of(compute, leaves, upstream)
     with Called() as called:
-        found = gradient_checks.results_of(compute, leaves, upstream)
+        actual = gradient_checks.results_of(compute, leaves, upstream)
     assert called.names.count("rope_forward") == called.names.count("rope_backward") == 1
-    assert same(found, wanted)
+    assert same(actual, wanted)
 
 
 @pytest.mark.interpreter

@@ -44,10 +44,10 @@ def product(a: Tensor, b: Tensor, turned_a: bool = False, turned_b: bool = False
     return products.split_product(a, b)
 
 
-def errors(found: Tensor, a: Tensor, b: Tensor) -> tuple[float, float]:
+def errors(actual: Tensor, a: Tensor, b: Tensor) -> tuple[float, float]:
     """In norm, and the largest of an element relative to |A||B|."""
     true, sizes = a.double() @ b.double(), a.double().abs() @ b.double().abs()
-    off = (found.double() - true).abs()
+    off = (actual.double() - true).abs()
     norm = (off.norm() / true.norm().clamp_min(2.0**-1000)).item()
     return norm, (off / sizes.clamp_min(2.0**-1000)).max().item()
 
@@ -71,9 +71,9 @@ def check_not_finite(device: str, shape=SHAPE) -> None:
     a[20] = 0.0
     usual = (a.cpu() @ b.cpu()).to(device)
     for turned in TURNS:
-        found = product(a, b, *turned)
+        actual = product(a, b, *turned)
         for kind in (torch.isnan, torch.isposinf, torch.isneginf):
-            assert torch.equal(kind(found), kind(usual)), (turned, kind)
+            assert torch.equal(kind(actual), kind(usual)), (turned, kind)
 
 
 # --- against the contract ------------------------------------------------------------------------
@@ -349,10 +349,10 @@ def test_a_broken_kernel_of_hopper_is_rejected(broken, fault):
     broken(products.hopper, *BROKEN_ON_HOPPER[fault])
     torch.use_deterministic_algorithms(True)  # memory begins as NaN: no row is right by luck
     try:
-        found = product(a, b)
+        actual = product(a, b)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert misses(found, a, b) != []
+    assert misses(actual, a, b) != []
 
 
 @pytest.mark.gpu
@@ -425,8 +425,10 @@ def test_an_mlp_vs_ieee_fp32(save, shape):
 
     usual = norms(with_gradients(plain_mlp, leaves, dy))
     for _ in range(2):
-        found = norms(with_gradients(lambda *own: fusedlib.swiglu_mlp(*own, save=save), leaves, dy))
-        assert all(f < 0.7 * u for f, u in zip(found, usual, strict=True)), (found, usual)
+        actual = norms(
+            with_gradients(lambda *own: fusedlib.swiglu_mlp(*own, save=save), leaves, dy)
+        )
+        assert all(f < 0.7 * u for f, u in zip(actual, usual, strict=True)), (actual, usual)
 
 
 @pytest.mark.gpu
@@ -458,9 +460,9 @@ def test_other_streams_find_the_same():
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        found = [product(a, b) for _ in range(3)]
+        actual = [product(a, b) for _ in range(3)]
     stream.synchronize()
-    assert all(torch.equal(f, wanted) for f in found)
+    assert all(torch.equal(f, wanted) for f in actual)
 
 
 @pytest.mark.gpu

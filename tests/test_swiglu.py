@@ -127,9 +127,9 @@ def test_geglu_mlp_on_a_gpu_vs_float64(monkeypatch, shape, dtype, save, approxim
 def test_geglu_s_plan_is_another_than_swiglu_s_and_its_operator_is_compiled(device):
     (x, *weights), _ = checks.small(device)
     calls = swiglu_mlp, geglu_mlp, partial(geglu_mlp, approximate="none")
-    found = [call(x, *weights) for call in calls * 2]
-    assert checks.same(found[:3], found[3:])
-    assert not any(torch.equal(found[i], found[i - 1]) for i in range(3))
+    actual = [call(x, *weights) for call in calls * 2]
+    assert checks.same(actual[:3], actual[3:])
+    assert not any(torch.equal(actual[i], actual[i - 1]) for i in range(3))
     compiled = torch.compile(geglu_mlp, fullgraph=True, backend=BACKEND)
     assert checks.misses_geglu(device, "float32", checks.SHAPE, compute=compiled) == []
 
@@ -779,7 +779,7 @@ def test_peak_memory_of_forward_and_backward(save, pair):
     assert peak <= 2 * max(numbers, with_h) + 2**21
     y = checks.mlp(*leaves, save=save)
     retained = [grad(y, leaves, dy, retain_graph=True) for _ in range(2)]
-    assert all(checks.same(found, gradients) for found in (*retained, grad(y, leaves, dy)))
+    assert all(checks.same(actual, gradients) for actual in (*retained, grad(y, leaves, dy)))
     with pytest.raises(RuntimeError, match="second time"):
         grad(y, leaves, dy)
 

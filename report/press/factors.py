@@ -78,18 +78,18 @@ def _pairs() -> Iterator[tuple[str, str, float, pd.Series]]:
 
     steps = study("end_to_end").of(experiment="step", context_length=256, device="cuda")
     compiled = study("end_to_end").of(experiment="model", precision="fp32")
-    told = "backend == 'cuda' and direction == 'forward+backward' and warmup_steps.isna()"
+    selected = "backend == 'cuda' and direction == 'forward+backward' and warmup_steps.isna()"
     for model in MODELS:
         yield (
             "001", f"autocast over fp32, {model}",
-            _stated("end_to_end", f"{told} and model == '{model}' and not compile", "precision",
+            _stated("end_to_end", f"{selected} and model == '{model}' and not compile", "precision",
                     "float32", "bfloat16 autocast", "mean_ms"),
             _apart(steps.of(model=model), "precision", "fp32", "bf16 autocast", "both_median_ms"),
         )  # fmt: skip
     for model in MODELS:
         yield (
             "001", f"torch.compile, {model}",
-            _stated("end_to_end", f"{told} and model == '{model}' and precision == 'float32'",
+            _stated("end_to_end", f"{selected} and model == '{model}' and precision == 'float32'",
                     "compile", False, True, "mean_ms"),
             _raced(compiled.of(model=model), "eager", "inductor", "both_median_ms"),
         )  # fmt: skip
