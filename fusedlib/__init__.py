@@ -90,7 +90,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_PUBLIC[name]), name)
+    value = globals()[name] = getattr(import_module(_PUBLIC[name]), name)  # found once
+    return value
 
 
 def __dir__() -> list[str]:

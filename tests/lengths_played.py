@@ -81,7 +81,7 @@ def play(arch: int, processors: int) -> None:
     torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(
         multi_processor_count=processors
     )
-    call_context._PLAIN_TYPES = frozenset((Paper, torch.Tensor, Parameter))
+    call_context.PLAIN_TYPES = frozenset((Paper, torch.Tensor, Parameter))
     from fusedlib.ops.linear.split import mm, parts, product
     from fusedlib.ops.mlp import plan, products
     from fusedlib.ops.mlp.few_tokens import products as few_products

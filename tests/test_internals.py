@@ -176,6 +176,7 @@ def test_the_device_s_index_stream_and_allocator_are_asked_for():
         assert internals.current_device_index() == torch.cuda.current_device()
         stream = torch.cuda.current_stream().cuda_stream
         assert internals.current_stream(torch.cuda.current_device()) == stream
+        assert not internals.is_capturing()
     new = internals.empty_strided("cpu")
     made = new((2, 3), (1, 2), torch.float16)
     assert (made.shape, made.stride(), made.dtype) == ((2, 3), (1, 2), torch.float16)

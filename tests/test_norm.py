@@ -411,7 +411,7 @@ def test_output_computed_again(device):
         of = step(False, doubled=True) if "doubled" in settings else wanted
         for one, other in zip(actual, of, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0)
-    y = rms_norm(own["x"], own["weight"])
+    y, _ = rms_norm(own["x"], own["weight"], residual=own["residual"])
     loss = recompute_in_backward(y, linear(y, own["w"])).sum()
     with torch.no_grad():
         own["weight"].mul_(2)

@@ -10,6 +10,7 @@ from fusedlib.ops.mlp import configs as swiglu_configs
 from fusedlib.ops.mlp import plan_cache, route
 from fusedlib.ops.mlp.function import path_of
 from fusedlib.ops.mlp.route import TILED, UNFUSED, WARP_SPECIALIZED, MLPProblem
+from fusedlib.ops.norm import function as norm
 
 CARD = torch.device("cuda", 0)
 
@@ -178,3 +179,63 @@ def test_an_export_keeps_the_number_of_tokens_of_fp32_open(monkeypatch, most, ke
     tokens = torch.export.Dim("tokens", min=2, max=most)
     torch.export.export(Module(), (torch.zeros(9, 8),), dynamic_shapes=({0: tokens},), strict=False)
     assert seen == [kernels]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("cast", "weighted"), [("hf", True), ("litgpt", True), ("hf", False)])
+def test_a_small_norm_by_torch_has_the_casts_of_the_formula(dtype, cast, weighted):
+    """y rounds as often as asked, and its gradients are those of `torch.rms_norm`."""
+    x, dy = torch.randn(2, 5, 48, dtype=dtype, requires_grad=True), torch.randn(2, 5, 48).to(dtype)
+    weight = (1 + torch.rand(48)).to(dtype).requires_grad_() if weighted else None
+    leaves = [x] if weight is None else [x, weight]
+    y = norm._by_torch(x, weight, 1e-6, cast)
+    wanted = norm._plain(x, weight, 1e-6, None, cast)
+    assert (y != wanted).float().mean() < (2e-3 if dtype == torch.bfloat16 else 0.5)
+    torch.testing.assert_close(y, wanted)
+    plain = torch.rms_norm(x, (48,), weight, 1e-6)
+    for ours, of_torch in zip(
+        *(torch.autograd.grad(t, leaves, dy) for t in (y, plain)), strict=True
+    ):
+        assert torch.equal(ours, of_torch)
+    with torch.no_grad():
+        assert torch.equal(norm._by_torch(x, weight, 1e-6, cast), y)
+
+
+class OnGpu(SimpleNamespace):
+    """What the route of a norm reads of a tensor on a GPU."""
+
+    is_cuda = True
+
+    def numel(self):
+        return self.shape[0] * self.shape[1]
+
+
+def test_which_norms_torch_takes(monkeypatch):
+    monkeypatch.setattr(norm, "PLAIN_TYPES", (OnGpu,))
+    monkeypatch.setattr(norm, "is_capturing", lambda: False)
+
+    def takes(rows=2048, width=1024, dtype=torch.bfloat16, device=0, eps=1e-6, cast="hf"):
+        x = OnGpu(shape=(rows, width), dtype=dtype, device=device)
+        return norm._suits_torch(x, OnGpu(dtype=torch.bfloat16, device=0), eps, cast)
+
+    assert takes() and takes(cast="litgpt") and takes(1, 8192)
+    for other in (
+        {"rows": 2049, "width": 8}, {"width": 1040}, {"rows": 1, "width": 8200}, {"rows": 0},
+        {"dtype": torch.float64}, {"dtype": torch.float32}, {"device": 1}, {"eps": 0}, {"cast": ""},
+    ):  # fmt: skip
+        assert not takes(**other), other
+    with torch.autocast("cpu"):
+        assert not takes()
+    monkeypatch.setattr(norm, "is_capturing", lambda: True)
+    assert not takes()
+
+
+def test_what_torch_refuses_of_a_small_norm_is_refused_in_our_words(monkeypatch):
+    monkeypatch.setattr(norm, "_suits_torch", lambda *_: True)
+    x = torch.zeros(3, 8)
+    for wrong, words in (
+        ((x, torch.zeros(7)), r"weight must be \(8,\).*got \(7,\)"),
+        ((x[0, 0], None), r"x must be \(..., width\).*got \(\)"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            norm.rms_norm(*wrong)

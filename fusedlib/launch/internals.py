@@ -117,6 +117,10 @@ def saved_names(node_class: Any) -> list[tuple[str, str]]:
 
 # What Triton's own launcher asks of torch; absent from a torch without CUDA, where nobody asks.
 current_device_index: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+# True while the current stream's work goes into a CUDA graph.
+is_capturing: Callable[[], bool] = getattr(
+    torch._C, "_cuda_isCurrentStreamCapturing", lambda: False
+)
 current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
 
 

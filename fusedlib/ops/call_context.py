@@ -12,7 +12,7 @@ from fusedlib.launch.internals import dispatch_mode_count, function_mode_count, 
 from fusedlib.ops.arguments import FEW_TOKENS
 from fusedlib.ops.arguments import autocast_enabled as autocast_enabled
 
-_PLAIN_TYPES = frozenset((Tensor, Parameter))
+PLAIN_TYPES = frozenset((Tensor, Parameter))
 
 
 def is_plain_eager(*operands: Tensor) -> bool:
@@ -20,11 +20,11 @@ def is_plain_eager(*operands: Tensor) -> bool:
     tracer, no mode, no subclass.
     """
     return (
-        not torch.compiler.is_compiling()
+        not torch.compiler.is_dynamo_compiling()
         and not dispatch_mode_count()
         and not function_mode_count()
         and tracing_state() is None
-        and _PLAIN_TYPES.issuperset(map(type, operands))
+        and PLAIN_TYPES.issuperset(map(type, operands))
     )
 
 

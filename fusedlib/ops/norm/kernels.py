@@ -145,15 +145,17 @@ def _sum_parts_kernel(  # type: ignore[no-untyped-def]
     tl.store(d_weight + j, total, mask=j < width)
 
 
+def rows_of_tile(width: int, widest: int) -> int:
+    """Rows that a program takes at a time."""
+    return max(1, TILE >> (width - 1).bit_length()) if width <= widest else 1
+
+
 def tile(width: int, widest: int) -> tuple[Config, dict[str, int]]:
     """How a kernel that holds at most `widest` numbers of a row is cut: 16 numbers a thread."""
     block = triton.next_power_of_2(width) if width <= widest else TILE
-    rows = max(1, TILE // block)
-    return Config(num_warps=min(16, rows * block // 512)), {
-        "WIDTH": width,
-        "ROWS": rows,
-        "BLOCK": block,
-    }
+    rows = rows_of_tile(width, widest)
+    constants = {"WIDTH": width, "ROWS": rows, "BLOCK": block}
+    return Config(num_warps=min(16, rows * block // 512)), constants
 
 
 def rms_norm_fwd(
@@ -193,26 +195,30 @@ def rms_norm_bwd(
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """d_s of s's shape and d_weight, each if wanted."""
     d_s = s.new_empty(s.shape) if wants_s else None
-    width = s.shape[-1]
-    config, constants = tile(width, WIDEST)
     source, upstream = _rows(s).contiguous(), _rows(dy)
     by = rstd if weight is None else weight.contiguous()
     stream = upstream if ds is None else _rows(ds)
-    rows = source.shape[0]
+    rows, width = source.shape
     if not rows:
         return d_s, by.new_zeros(width) if wants_weight else None
     # No more than there are tiles of rows; d_weight has one partial row for each.
-    parts = min(cdiv(rows, constants["ROWS"]), most_parts(s.device))
+    parts = min(cdiv(rows, rows_of_tile(width, WIDEST)), most_parts(s.device))
     partial = s.new_empty((parts, width) if wants_weight else 0, dtype=torch.float32)
-    flags: dict[str, int] = {"RESIDUAL": ds is not None, "WEIGHTED": weight is not None}
-    flags |= {"WANTS_S": wants_s, "WANTS_WEIGHT": wants_weight}
-    # Loads ahead of a wide row's partial sums would read them before they are written.
-    flags["LOADED"] = LOADED if constants["BLOCK"] >= width else 1
     scalars = rows, upstream.stride(0), stream.stride(0)
-    make = bind(Launch, _rms_norm_bwd_kernel, config, (parts, 1, 1), (), scalars, constants | flags)
+
+    def make() -> Launch:
+        config, constants = tile(width, WIDEST)
+        flags: dict[str, int] = {"RESIDUAL": ds is not None, "WEIGHTED": weight is not None}
+        flags |= {"WANTS_S": wants_s, "WANTS_WEIGHT": wants_weight}
+        # Loads ahead of a wide row's partial sums would read them before they are written.
+        flags["LOADED"] = LOADED if constants["BLOCK"] >= width else 1
+        programs = parts, 1, 1
+        return Launch(_rms_norm_bwd_kernel, config, programs, (), scalars, constants | flags)
+
     matrices = upstream, stream, source, by, rstd, source if d_s is None else d_s, partial
     dtypes = upstream.dtype, stream.dtype, source.dtype, by.dtype
-    key = "rms_norm_bwd", *scalars, width, parts, *flags.values(), *dtypes, s.device
+    variant = ds is None, weight is None, wants_s, wants_weight
+    key = "rms_norm_bwd", *scalars, width, parts, *variant, *dtypes, s.device
     launch_for(key, make, *matrices)(*matrices)
     return d_s, sum_parts(partial, by.dtype) if wants_weight else None
 
@@ -226,11 +232,12 @@ def sum_parts(partial: Tensor, dtype: torch.dtype) -> Tensor:
     """The sum (width,) of the partial rows: 16 columns a program, all parts at once."""
     parts, width = partial.shape
     total = partial.new_empty(width, dtype=dtype)
-    constants = {"PARTS": 1 << (most_parts(partial.device) - 1).bit_length(), "COLUMNS": 16}
-    programs = cdiv(width, 16), 1, 1
-    make = bind(
-        Launch, _sum_parts_kernel, Config(num_warps=8), programs, (), (parts, width), constants
-    )
+
+    def make() -> Launch:
+        constants = {"PARTS": 1 << (most_parts(partial.device) - 1).bit_length(), "COLUMNS": 16}
+        config, programs = Config(num_warps=8), (cdiv(width, 16), 1, 1)
+        return Launch(_sum_parts_kernel, config, programs, (), (parts, width), constants)
+
     key = "sum_parts", parts, width, dtype, partial.device
     launch_for(key, make, partial, total)(partial, total)
     return total
@@ -238,7 +245,7 @@ def sum_parts(partial: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _rows(x: Tensor) -> Tensor:
     """(rows, width) of (..., width), rows contiguous."""
-    return rows_contiguous(x.reshape(-1, x.shape[-1]))
+    return rows_contiguous(x if x.ndim == 2 else x.reshape(-1, x.shape[-1]))
 
 
 def _shapes(
