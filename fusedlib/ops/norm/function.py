@@ -18,7 +18,6 @@ from fusedlib.ops.call_context import (
     autocast_enabled,
     is_distributed,
     is_plain_eager,
-    left_to_compiler,
     present,
 )
 
@@ -33,7 +32,7 @@ def rms_norm(
 
     Statistics and normalisation are in fp32. In the kernels each element errs by at most 42·2⁻²⁴
     of itself beside the casts; `fusedlib.ops.norm.kernels` has the bounds of the gradients. Under
-    torch.compile at most 64 rows, where their number is fixed, are plain PyTorch for the compiler.
+    torch.compile it is plain PyTorch, whose kernels Inductor joins with what is beside them.
 
     Args:
         x: (..., width).
@@ -61,8 +60,8 @@ def rms_norm(
         x, residual = x.to(dtype), residual.to(dtype)
     _check(x, weight, residual, cast)
     dtypes = x.dtype in KERNEL_DTYPES and (weight is None or weight.dtype in KERNEL_DTYPES)
-    few = left_to_compiler(x.numel() // x.shape[-1])  # torch.export fixes Size.numel()
-    if not dtypes or few or not has_kernels(x.device) or is_transformed():
+    compiling = torch.compiler.is_compiling()
+    if compiling or not dtypes or not has_kernels(x.device) or is_transformed():
         return _plain(x, weight, eps, residual, cast)
     direct = is_plain_eager(*present(x, weight, residual))
     if not direct and is_distributed(x, weight, residual):
