@@ -158,6 +158,30 @@ def test_only_decoders_with_the_usual_mask_go_without():
     assert not model._fusion.causal
 
 
+@pytest.mark.parametrize("name", ["Gemma2", "Phi3"])
+def test_a_compiled_window_is_a_mask_only_where_tokens_reach_beyond_it(name):
+    """The results are those of the plain model, which has a mask in both cases."""
+    ids, labels = tokens()
+    length = ids.shape[1]
+    for window in (length - 1, length):
+        plain = make(name, sliding_window=window, attn_implementation="sdpa").eval()
+        patched = copy.deepcopy(plain)
+        fusedlib.apply_to(patched)
+        masks = []
+
+        def backend(graph, inputs, masks=masks):
+            attended = [n for n in graph.graph.nodes if "scaled_dot_product" in str(n.target)]
+            masks.extend(node.kwargs.get("attn_mask") for node in attended)
+            return graph.forward
+
+        torch.compiler.reset()
+        compiled = torch.compile(patched, backend=backend, fullgraph=True)
+        torch.testing.assert_close(
+            compiled(ids, labels=labels).loss, plain(ids, labels=labels).loss
+        )
+        assert all(m is None for m in masks) == (window == length), masks
+
+
 @pytest.mark.parametrize("asked", [True, False])
 def test_the_balance_of_experts_is_part_of_the_loss_where_it_is_asked_for(asked):
     plain = make("Mixtral", router_aux_loss_coef=0.5)
@@ -253,7 +277,8 @@ def test_a_decoder_that_gets_its_mask_from_a_hook_is_asked(monkeypatch):
     model = make("Phi3")
     fusedlib.apply_to(model)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    given = dict.fromkeys(("attention_mask", "position_ids", "past_key_values"))
+    given = dict.fromkeys(("attention_mask", "position_ids", "past_key_values", "inputs_embeds"))
+    given["input_ids"] = tokens()[0]
     assert model._needs_no_mask(given)
     model.model.register_forward_pre_hook(lambda *given: None)
     assert not model._needs_no_mask(given)

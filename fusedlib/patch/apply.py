@@ -111,10 +111,12 @@ def apply_to(
     is left and reported; what is put there afterwards is not seen.
 
     Under torch.compile transformers makes an explicit mask, with which attention takes longer. A
-    `...ForCausalLM` that decodes as one of these does, without a sliding window, patched with the
-    parts `attention`, `rope` and `loss` and compiled as a whole, asks for none where
-    `attention_mask`, `position_ids` and a cache are left away; ones in `attention_mask` ask for one
-    too. Of other models compile each layer: `for layer in model.model.layers: layer.compile()`.
+    `...ForCausalLM` that decodes as one of these does, patched with the parts `attention`, `rope`
+    and `loss` and compiled as a whole, asks for none where `attention_mask`, `position_ids` and a
+    cache are left away and no sliding window is shorter than the tokens; ones in `attention_mask`
+    ask for one too. Of other models compile each layer: `for layer in model.model.layers:
+    layer.compile()`. Norms and rotations of at most 1,024 tokens, where their number is fixed, are
+    the compiler's own, and so are MLPs of more than 64.
 
     In bf16 and fp16 a layer as Llama's whose modules are all plain is computed as a whole: by two
     autograd functions, one on each side of attention. With few tokens the host still takes longer

@@ -55,9 +55,13 @@ MODELS = (
     "Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Olmo2", "Olmo3", "Phi3", "Gemma2", "Gemma3",
     "Gemma", "Mixtral", "NanoChat", "DeepseekV3",
 )  # fmt: skip
+MASKS = "create_causal_mask", "create_sliding_window_causal_mask"
 FOLDERS = {"DeepseekV3": "deepseek_v3"}  # whose names are not the model's in small letters
-# Decoders that ask transformers for a causal mask and no other, where no layer has a window.
-DECODERS = "LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "SmolLM3Model", "Phi3Model"
+# Decoders that ask transformers for a causal mask and no other, with or without a window.
+DECODERS = (
+    "LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "SmolLM3Model", "Phi3Model",
+    "Gemma2Model",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -332,8 +336,9 @@ def _prepare_head(model: Any) -> None:
     unchanged = _class_with_same_code(cls, DECODERS) is not None and not _why_patched(
         cls.forward, cls.__module__
     )
-    masks = getattr(sys.modules[cls.__module__], "create_causal_mask", None)
-    unchanged = unchanged and not _why_patched(masks, "transformers.masking_utils")
+    source = sys.modules[cls.__module__]
+    masks = [getattr(source, name) for name in MASKS if hasattr(source, name)]
+    unchanged = unchanged and not any(_why_patched(m, "transformers.masking_utils") for m in masks)
     model._fusion = Fusion(fusion_state(model).switches, causal and unchanged)
 
 

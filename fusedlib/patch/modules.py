@@ -376,6 +376,14 @@ def _can_be_read_later(head: Any) -> bool:
     return not any(getattr(head, mark, False) for mark in marks)
 
 
+def _sees_all(attention: Any, tokens: int) -> bool:
+    """Whether an attention of ours has no window that is shorter than the tokens."""
+    if not isinstance(attention, FusedAttention):
+        return False
+    window = attention.window()
+    return window is None or tokens <= window
+
+
 @cache
 def _outputs() -> Any:
     """Imported late, for transformers need not be there."""
@@ -460,11 +468,12 @@ class FusedCausalLM(Fused):
         if not self._fusion.causal or has_hooks(self.model) or "forward" in vars(self.model):
             return False
         masked = "attention_mask", "position_ids", "past_key_values"
-        attentions = [layer.self_attn for layer in self.model.layers]
+        tokens = given["inputs_embeds"] if given["input_ids"] is None else given["input_ids"]
         return (
-            all(given[name] is None for name in masked)
+            tokens is not None
+            and all(given[name] is None for name in masked)
             and self.config._attn_implementation == "sdpa"
-            and all(isinstance(a, FusedAttention) and a.window() is None for a in attentions)
+            and all(_sees_all(layer.self_attn, tokens.shape[1]) for layer in self.model.layers)
         )
 
 

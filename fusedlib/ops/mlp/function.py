@@ -14,7 +14,8 @@ backward. So do transforms of `torch.func` and forward-mode derivatives.
 `fusedlib.ops.mlp.route` decides which code runs, and `plan_cache` beside it keeps its plans.
 In plain eager mode `fusedlib.ops.mlp.autograd` runs the plan. Where something watches
 operators (torch.compile, a dispatch mode, a tensor subclass) the registered ones of
-`fusedlib.ops.mlp.operator` do the same; a forward through them costs the host 25 µs more.
+`fusedlib.ops.mlp.operator` do the same; a forward through them costs the host 25 µs more. Of 65 to
+1,024 tokens, where their number is fixed, torch.compile gets plain PyTorch.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from torch.utils.checkpoint import checkpoint
 
 from fusedlib.launch.internals import autocasts_anywhere, unwrap_if_dead
 from fusedlib.launch.saved import BROUGHT_BACK
-from fusedlib.ops.arguments import require_alike, require_tensors, shape_of
+from fusedlib.ops.arguments import FEW_TOKENS, HALF_DTYPES, require_alike, require_tensors, shape_of
 from fusedlib.ops.call_context import (
     autocast_enabled,
     cast_for_autocast,
     is_distributed,
     is_plain_eager,
+    left_to_compiler,
     present,
 )
 from fusedlib.ops.linear import route as linear_route
@@ -201,7 +203,10 @@ def _run(
             x, w_gate, w_up, w_down = living
             plan = plan_cache.plan_for(x, w_gate, w_up, w_down, activation)
             return _run_plan(save, plan, x, w_gate, w_up, w_down)
-        if not is_distributed(*operands):
+        may_compile = save == "gate_up" and x.dtype in HALF_DTYPES
+        tokens = route.count_tokens(x, x.shape[-1])
+        compiled = may_compile and left_to_compiler(tokens, above=FEW_TOKENS)
+        if not compiled and not is_distributed(*operands):
             return _run_operator(activation, save, *operands)
     if save == "input" and torch.is_grad_enabled():  # keep operands alone, and compute again later
         # Views, whose memory stays what it is when an operand's is exchanged.

@@ -46,8 +46,8 @@ def rms_norm(
     of itself beside the casts; `fusedlib.ops.norm.kernels` has the bounds of the gradients. Small
     eager calls on a GPU, of one dtype and without a residual, run `torch.rms_norm`, at most
     MAX_TORCH_ROWS rows and MAX_TORCH_NUMBERS numbers: with the same casts and the kernels' errors.
-    Under torch.compile at most 64 rows, where their number is fixed, are plain PyTorch for the
-    compiler.
+    Under torch.compile at most 1,024 rows, where their number is fixed, are plain PyTorch, whose
+    kernels Inductor joins with what is beside them.
 
     Args:
         x: (..., width).

@@ -29,8 +29,8 @@ def rope(
     Hugging Face and litgpt mean the same by it, and hand the same shapes over. What lies in a head
     behind rotary_dim is copied. Nothing is written in place. The kernel computes in fp32 and rounds
     once; beside that an element errs by at most 3·2⁻²⁴ of its two products' magnitudes. Under
-    torch.compile at most 64 tokens, where their number is fixed and they have no `positions`, are
-    plain PyTorch, for Inductor.
+    torch.compile at most 1,024 tokens, where their number is fixed, are plain PyTorch, for
+    Inductor.
 
     Args:
         q: (batch, heads, tokens, head_dim), any strides, those of a transposed projection too.
@@ -63,7 +63,7 @@ def rope(
         width = int(width)
     fixed = not (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
     dtypes = q.dtype in KERNEL_DTYPES and cos.dtype in KERNEL_DTYPES
-    few = positions is None and left_to_compiler(q.shape[0] * q.shape[2])
+    few = left_to_compiler(q.shape[0] * q.shape[2])
     if not fixed or not dtypes or few or not has_kernels(q.device) or is_transformed():
         return _plain(q, k, cos, sin, positions, width)
     direct = is_plain_eager(q, k, cos, sin)
@@ -81,8 +81,17 @@ def _plain(
     if positions is not None:
         positions = positions.reshape(-1, positions.shape[-1])
         cos, sin = embedding(positions, cos), embedding(positions, sin)
+    if torch.compiler.is_compiling():
+        cos, sin = _stored(cos), _stored(sin)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return _rotated(q, cos, sin, width), _rotated(k, cos, sin, width)
+
+
+def _stored(table: Tensor) -> Tensor:
+    """The table itself. Inductor stores what `as_strided` is taken of, where it would else compute
+    each cosine anew in every layer and for every head.
+    """
+    return table.as_strided(table.shape, table.stride())
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, width: int | None) -> Tensor:
