@@ -51,7 +51,7 @@ def present(*operands: Tensor | None) -> list[Tensor]:
     return [t for t in operands if t is not None]
 
 
-def left_to_compiler(tokens: int, above: int = 0) -> bool:
+def left_to_compiler(tokens: int, fewest: int = 0) -> bool:
     """True if a compiler shall have the formula of a norm, a rotation or an MLP of so many tokens.
 
     Inductor launches what it compiles with less work of the host than an operator takes, which is
@@ -64,4 +64,4 @@ def left_to_compiler(tokens: int, above: int = 0) -> bool:
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     few = statically_known_true(tokens <= MOST_COMPILED_TOKENS)
-    return few and statically_known_true(tokens > above)
+    return few and statically_known_true(tokens >= fewest)

@@ -205,7 +205,7 @@ def _run(
             return _run_plan(save, plan, x, w_gate, w_up, w_down)
         may_compile = save == "gate_up" and x.dtype in HALF_DTYPES
         tokens = route.count_tokens(x, x.shape[-1])
-        compiled = may_compile and left_to_compiler(tokens, above=FEW_TOKENS)
+        compiled = may_compile and left_to_compiler(tokens, fewest=FEW_TOKENS + 1)
         if not compiled and not is_distributed(*operands):
             return _run_operator(activation, save, *operands)
     if save == "input" and torch.is_grad_enabled():  # keep operands alone, and compute again later

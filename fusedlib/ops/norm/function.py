@@ -30,6 +30,7 @@ from fusedlib.ops.call_context import (
 )
 
 CASTS = ("hf", "litgpt")
+TOKEN_WIDTH = 4096  # by which numbers are counted as tokens, for a head is a row, too
 # The most that `torch.rms_norm` takes. Forward and backward keep the host of one H100 for 128 µs by
 # it, 150 with the casts of "hf", and for 331 by the kernels, but the device 2 to 18 µs longer, and
 # more than that for more or wider rows.
@@ -46,8 +47,8 @@ def rms_norm(
     of itself beside the casts; `fusedlib.ops.norm.kernels` has the bounds of the gradients. Small
     eager calls on a GPU, of one dtype and without a residual, run `torch.rms_norm`, at most
     MAX_TORCH_ROWS rows and MAX_TORCH_NUMBERS numbers: with the same casts and the kernels' errors.
-    Under torch.compile at most 1,024 rows, where their number is fixed, are plain PyTorch, whose
-    kernels Inductor joins with what is beside them.
+    Under torch.compile at most 1,024 rows of 4,096 numbers, or as many numbers, where that is
+    fixed, are plain PyTorch, whose kernels Inductor joins with what is beside them.
 
     Args:
         x: (..., width).
@@ -81,7 +82,7 @@ def rms_norm(
         x, residual = x.to(dtype), residual.to(dtype)
     _check(x, weight, residual, cast)
     dtypes = x.dtype in KERNEL_DTYPES and (weight is None or weight.dtype in KERNEL_DTYPES)
-    few = left_to_compiler(x.numel() // x.shape[-1])  # torch.export fixes Size.numel()
+    few = left_to_compiler(x.numel() // TOKEN_WIDTH)  # torch.export fixes Size.numel()
     if not dtypes or few or not has_kernels(x.device) or is_transformed():
         return _plain(x, weight, eps, residual, cast)
     direct = is_plain_eager(*present(x, weight, residual))
