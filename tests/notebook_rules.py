@@ -83,7 +83,7 @@ def _for_readers(cells: list[dict[str, Any]]) -> Iterator[str]:
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     every = "\n".join(map(source, code))
     for wanted, words in (
-        (".explore(", "has nothing to explore"), ("= measure(", "measures nothing"),
+        (".explore(", "has nothing to explore"), ("= run_here(", "measures nothing"),
         ('shown="this machine"', "does not show this machine"),
     ):  # fmt: skip
         if wanted not in every:

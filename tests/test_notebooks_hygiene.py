@@ -90,7 +90,7 @@ def good_notebook() -> Notebook:
 
     claims = "@claim('a', rows)\ndef _(rows):\n    x = 1\n\n\n@claim('b', rows)\ndef _(rows): x = 2"
     knobs = "".join(f"knob_{n}: int = {n}  # how many\n" for n in range(4))
-    measured = "from press.rows import measure\nfrom a import b\nrows = measure('x', sizes)"
+    measured = "from press.rows import run_here\nfrom a import b\nrows = run_here('x', sizes)"
     built = 'names = [n for n in b]\nnames += [n for n in b]\nshow(rows, shown="this machine")'
     cells = [
         cell("markdown", "# Title\n\nThe answer. ![picture](../figures/x.svg)"),

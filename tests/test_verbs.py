@@ -277,7 +277,7 @@ def test_a_study_shows_recorded_machines_and_one_by_its_name(monkeypatch):
         rows.study("tiny", shown="this machine")
 
 
-def test_measure_adds_this_machine_s_rows_to_the_recorded_ones(monkeypatch):
+def test_run_here_adds_this_machine_s_rows_to_the_recorded_ones(monkeypatch):
     asked = []
 
     def measured(name, sizes, **knobs):
@@ -287,7 +287,7 @@ def test_measure_adds_this_machine_s_rows_to_the_recorded_ones(monkeypatch):
     monkeypatch.setattr(studies, "measure", measured)
     monkeypatch.setattr(rows, "_recorded_machines", lambda: {SLOW})
     monkeypatch.setattr(machines, "key", lambda: FAST)
-    shown = rows.measure("tiny", {"profile": "quick", "seeds": 1}, seeds=2)
+    shown = rows.run_here("tiny", {"profile": "quick", "seeds": 1}, seeds=2)
     assert asked == [{"profile": "quick", "seeds": 2}]
     assert {*shown["machine"]} == {FAST, SLOW}
     assert "this machine" in meaning_of(lambda: shown.points(y="width"))["caption"]

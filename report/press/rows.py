@@ -577,7 +577,7 @@ def study(name: str, shown: str | None = None) -> Rows:
     return chosen._remember()
 
 
-def measure(name: str, sizes: Mapping[str, Any] | None = None, **knobs: Any) -> Rows:
+def run_here(name: str, sizes: Mapping[str, Any] | None = None, **knobs: Any) -> Rows:
     """Measure on this machine what its recording lacks; the recorded rows with this machine's.
 
     Args:
