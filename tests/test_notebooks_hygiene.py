@@ -140,6 +140,7 @@ def set_source(index: int, text: str):
         (set_source(3, "**Predict:** how many? [Two](02_two.ipynb)"), "folds no answer"),
         (set_source(3, "**Predict:** how many?"), "links to no other notebook"),
         (set_source(5, "The end."), "breaks nothing"),
+        (set_source(5, "See [](#x)."), "a link without words, [](#x)"),
         (set_source(6, "names = 'this machine'"), "has nothing to explore"),
         (set_source(6, "rows.explore('width')"), "does not show this machine"),
         (set_source(2, "from a import b"), "measures nothing"),
