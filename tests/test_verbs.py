@@ -238,6 +238,18 @@ def test_an_explorer_offers_the_values_that_there_are(monkeypatch):
     assert "1,024" in timed_rows().assign(width=1024).of(width=np.int64(1024)).caption()
 
 
+def test_an_explorer_begins_with_choices_that_have_rows_together(monkeypatch):
+    monkeypatch.setenv(display.STATIC, "1")
+    short = timed_rows(dtype="float32").of(width=128)
+    mixed = pd.concat([timed_rows().of(width=64), short])
+    mixed.attrs = timed_rows().attrs
+    caption = meaning_of(lambda: mixed.explore("width", "dtype").points(y="provider"))["caption"]
+    assert "64" in caption and "bf16" in caption
+    later = mixed.but(width=64).beside(timed_rows(status="unavailable").of(width=64))
+    caption = meaning_of(lambda: later.explore("width", "dtype").points(y="provider"))["caption"]
+    assert "128" in caption and "fp32" in caption
+
+
 def test_unmeasured_says_why():
     failed = timed_rows().assign(status="unavailable", reason="the package quack is not installed")
     _, lines = cells(lambda: failed.unmeasured())

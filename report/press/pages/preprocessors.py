@@ -213,7 +213,8 @@ class Numbers(Preprocessor):
             if press(cell).get("role") == "index":
                 cell.source = _index(nb)
         self._pages = None if paper else _neighbours(resources)  # of other notebooks
-        press(nb).dead = self._dead = []
+        self._dead: list[str] = []
+        press(nb).dead = self._dead
         for cell in nb.cells:
             link = partial(self._linked, press(cell).get("study", ""))
             for holder, key, _ in markdown_of(cell):
