@@ -26,6 +26,7 @@ STUDY_TAGS = {"parameters", "measure", "paper", "appendix", "live"}
 FRAME_TAGS = {"parameters", "abstract", "paper", "studies", "details", "appendix", "floats"}
 NO_TAG = "no cell is tagged"
 NEIGHBOUR = re.compile(r"\]\(\d\d_\w+\.ipynb\)")
+EMPTY_LINK = re.compile(r"(?<!!)\[\s*\]\([^)]*\)")
 
 
 def source(cell: dict[str, Any]) -> str:
@@ -53,6 +54,10 @@ def problems(
         if cell["cell_type"] == "markdown":
             text = NUMBER.sub("", source(cell))  # links that `make figures` fills
             faults += [f"cell {i} states {number!r}" for number in measured_numbers(text)]
+            faults += [
+                f"cell {i} has a link without words, {link}: JupyterLab shows nothing"
+                for link in EMPTY_LINK.findall(source(cell))
+            ]
         if strange := set(tags(cell)) - (FRAME_TAGS if frame else STUDY_TAGS):
             faults.append(f"cell {i} has unknown tags: {', '.join(sorted(strange))}")
     for i, cell in code:
@@ -83,7 +88,7 @@ def _for_readers(cells: list[dict[str, Any]]) -> Iterator[str]:
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     every = "\n".join(map(source, code))
     for wanted, words in (
-        (".explore(", "has nothing to explore"), ("= measure(", "measures nothing"),
+        (".explore(", "has nothing to explore"), ("= run_here(", "measures nothing"),
         ('shown="this machine"', "does not show this machine"),
     ):  # fmt: skip
         if wanted not in every:

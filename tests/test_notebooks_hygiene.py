@@ -90,7 +90,7 @@ def good_notebook() -> Notebook:
 
     claims = "@claim('a', rows)\ndef _(rows):\n    x = 1\n\n\n@claim('b', rows)\ndef _(rows): x = 2"
     knobs = "".join(f"knob_{n}: int = {n}  # how many\n" for n in range(4))
-    measured = "from press.rows import measure\nfrom a import b\nrows = measure('x', sizes)"
+    measured = "from press.rows import run_here\nfrom a import b\nrows = run_here('x', sizes)"
     built = 'names = [n for n in b]\nnames += [n for n in b]\nshow(rows, shown="this machine")'
     cells = [
         cell("markdown", "# Title\n\nThe answer. ![picture](../figures/x.svg)"),
@@ -140,6 +140,7 @@ def set_source(index: int, text: str):
         (set_source(3, "**Predict:** how many? [Two](02_two.ipynb)"), "folds no answer"),
         (set_source(3, "**Predict:** how many?"), "links to no other notebook"),
         (set_source(5, "The end."), "breaks nothing"),
+        (set_source(5, "See [](#x)."), "a link without words, [](#x)"),
         (set_source(6, "names = 'this machine'"), "has nothing to explore"),
         (set_source(6, "rows.explore('width')"), "does not show this machine"),
         (set_source(2, "from a import b"), "measures nothing"),

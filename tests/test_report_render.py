@@ -87,8 +87,10 @@ def _good(path: Path) -> Path:
         text("# Question\n\nOnly on the notebook's page."),
         code('profile = "quick"', tags=("parameters",)),
         text(
-            "Inline $a_b^2$, cost is 5$ and $x$-axis. See [](#curve), [Figure](#curve-again), "
-            "[no](#no), [itself](01_good.ipynb) and [nobody](99_x.ipynb#part).",
+            "Inline $a_b^2$, cost is 5$ and $x$-axis. See [this](#curve), [it](#curve-again), "
+            "[no](#no), [itself](01_good.ipynb), [another](02_bad.ipynb#wide), "
+            '[late](../report/sections/01_good.ipynb#late), [three](03_gone.ipynb#time "ms") '
+            "and [nobody](99_x.ipynb#part).",
             "paper",
         ),
         text(
@@ -108,7 +110,7 @@ def _good(path: Path) -> Path:
                 lambda: display.table(odd, caption="Odd", name="odd"),
                 lambda: display.figure(curves(), caption="C $x$", alt=ODD, name="curve"),
                 lambda: display.figure(curves(), caption="C2", alt="again", name="curve-again"),
-                stated("It took 1.23 ms, see [](#curve).", "time"),
+                stated("It took 1.23 ms, see [it](#curve).", "time"),
                 stated("# It is slow.", "slow", 1, held=0, text="does not hold"),
                 stated("It is small.", "small", 1, own_held=0),
                 lambda: display.prose("shown **bold**"),
@@ -205,7 +207,9 @@ def test_ids_are_unique_and_anchors_resolve(rendered: Path) -> None:
         drawn = re.findall(r'(?:xlink:href="|url\()#([^")]+)', page.source)
         assert {*inside, *drawn, *page.references} <= set(page.ids)
         files = [link for link in page.links if link and not re.match(r"#|https?:", link)]
-        assert all((path.parent / link).exists() for link in files)
+        for file, _, anchor in (link.partition("#") for link in files):
+            assert (path.parent / file).exists()
+            assert not anchor or anchor in Page(path.parent / file).ids
 
 
 def test_every_drawing_has_its_alternative_text(page: Page) -> None:
@@ -233,7 +237,8 @@ def test_every_number_arrives_in_pdf(printed: str) -> None:
     [
         "The lead.", "Rows of today.", "In short.", "1 Introduction", "2 Good & true", "Is it?",
         "2.1 Method", "3 Bad", "4 Gone", "5 Limits", "A Further", "A.1 Good & true", "B Machines",
-        "C Floats", "shown bold", "See Figure 1, Figure 2, no, itself and nobody.", "see Figure 1.",
+        "C Floats", "shown bold", "see Figure 1.",
+        "See Figure 1, Figure 2, no, Section 2, Table 3, Table 4, three and nobody.",
         "It took 1.23 ms, see Figure 1. holds in 3 of 3 on the A ", "# It is slow.", "Late",
         "does not hold on the A · holds in 1 of 1 here",
         "holds in 3 of 3 on the A · does not hold here",
@@ -276,9 +281,14 @@ def test_maths_is_mathml(page: Page) -> None:
 def test_links_to_notebooks_lead_to_their_sections_and_to_each_other(
     page: Page, rendered: Path
 ) -> None:
-    assert page.source.count('<a href="#01-good">itself</a>') == 1
+    for link in (
+        '<a href="#01-good">Section 2</a>', '<a href="#02-bad-wide">Table 3</a>',
+        '<a href="#01-good-late">Table 4</a>', '<a href="#03-gone">three</a>',
+    ):  # fmt: skip
+        assert link in page.source
     own = Page(rendered / "notebooks" / "01_good.html")
-    assert "01_good.html" in own.links and "99_x.html" not in own.links
+    assert {"01_good.html", "02_bad.html#cell-wide"} <= {*own.links}
+    assert "no, itself, another, late, three and nobody." in own.text
     assert b"(notebooks/01_good.html)" in (rendered / "report.pdf").read_bytes(), (
         "the PDF leads there too"
     )
@@ -313,7 +323,7 @@ def test_nbconvert_renders_a_notebook_by_hand(rendered, sections, tmp_path: Path
     if name not in nbconvert.get_export_names():
         name = "press.pages.exporters.FusedlibHTMLExporter"
     copy = tmp_path / "01_good.ipynb"
-    shutil.copy(sections[0].notebook, copy)
+    shutil.copytree(sections[0].notebook.parent, tmp_path, dirs_exist_ok=True)
     command = [sys.executable, "-m", "nbconvert", "--to", name, str(copy)]
     subprocess.run(command, check=True, capture_output=True)
     assert (

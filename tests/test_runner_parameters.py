@@ -154,12 +154,12 @@ def test_papermill_and_make_record_measure_the_same_cases(part, profile, monkeyp
 
     monkeypatch.setattr(studies.Study, "measure", measure)
     cells = nbformat.read(part.notebook, as_version=4).cells
-    namespace = {"study": studies, "measure": rows.measure}
+    namespace = {"study": studies, "run_here": rows.run_here}
     [declared] = [cell for cell in cells if parameters.TAG in cell.metadata.get("tags", [])]
     exec(declared.source, namespace)
     namespace |= job.parameters
     for cell in cells:
-        if cell.cell_type == "code" and "measure(" in cell.source and "def " not in cell.source:
+        if cell.cell_type == "code" and "run_here(" in cell.source and "def " not in cell.source:
             with pytest.raises(MeasuredError):
                 exec(cell.source, namespace)
     [(study, sizes)] = given

@@ -238,6 +238,18 @@ def test_an_explorer_offers_the_values_that_there_are(monkeypatch):
     assert "1,024" in timed_rows().assign(width=1024).of(width=np.int64(1024)).caption()
 
 
+def test_an_explorer_begins_with_choices_that_have_rows_together(monkeypatch):
+    monkeypatch.setenv(display.STATIC, "1")
+    short = timed_rows(dtype="float32").of(width=128)
+    mixed = pd.concat([timed_rows().of(width=64), short])
+    mixed.attrs = timed_rows().attrs
+    caption = meaning_of(lambda: mixed.explore("width", "dtype").points(y="provider"))["caption"]
+    assert "64" in caption and "bf16" in caption
+    later = mixed.but(width=64).beside(timed_rows(status="unavailable").of(width=64))
+    caption = meaning_of(lambda: later.explore("width", "dtype").points(y="provider"))["caption"]
+    assert "128" in caption and "fp32" in caption
+
+
 def test_unmeasured_says_why():
     failed = timed_rows().assign(status="unavailable", reason="the package quack is not installed")
     _, lines = cells(lambda: failed.unmeasured())
@@ -277,7 +289,7 @@ def test_a_study_shows_recorded_machines_and_one_by_its_name(monkeypatch):
         rows.study("tiny", shown="this machine")
 
 
-def test_measure_adds_this_machine_s_rows_to_the_recorded_ones(monkeypatch):
+def test_run_here_adds_this_machine_s_rows_to_the_recorded_ones(monkeypatch):
     asked = []
 
     def measured(name, sizes, **knobs):
@@ -287,7 +299,7 @@ def test_measure_adds_this_machine_s_rows_to_the_recorded_ones(monkeypatch):
     monkeypatch.setattr(studies, "measure", measured)
     monkeypatch.setattr(rows, "_recorded_machines", lambda: {SLOW})
     monkeypatch.setattr(machines, "key", lambda: FAST)
-    shown = rows.measure("tiny", {"profile": "quick", "seeds": 1}, seeds=2)
+    shown = rows.run_here("tiny", {"profile": "quick", "seeds": 1}, seeds=2)
     assert asked == [{"profile": "quick", "seeds": 2}]
     assert {*shown["machine"]} == {FAST, SLOW}
     assert "this machine" in meaning_of(lambda: shown.points(y="width"))["caption"]

@@ -13,6 +13,7 @@ reader would want apart: rows that differ in something that was not chosen are r
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import Parameter, Signature
 from numbers import Number
 from typing import Any
 
@@ -523,7 +524,10 @@ class Rows(pd.DataFrame):
 
 
 class Explorer:
-    """Any picture of rows with a menu a column; where nobody can choose, its first view."""
+    """Any picture of rows with a menu a column; where nobody can choose, its first view.
+
+    The first view is of the first choices that have rows together.
+    """
 
     def __init__(self, rows: Rows, menus: Sequence[str]) -> None:
         self._rows, self._menus = rows, menus
@@ -539,11 +543,18 @@ class Explorer:
                 except NoRowsError as error:  # not every combination was measured
                     display.prose(f"Nothing to show: {error}.")
 
+            values = {name: rows._ordered(name, rows[name].unique()) for name in menus}
             choices = {
-                name: [rows._as_read(name, v) if isinstance(v, str) else v
-                       for v in rows._ordered(name, rows[name].unique())]
-                for name in menus
-            }  # fmt: skip
+                name: [rows._as_read(name, v) if isinstance(v, str) else v for v in listed]
+                for name, listed in values.items()
+            }
+            there = rows[rows._has_figures()][list(menus)].dropna()
+            at = there.apply(lambda column: column.map(values[column.name].index).astype(int))
+            for first in at.sort_values(list(menus)).head(1).to_dict("records"):
+                view.__signature__ = Signature(  # type: ignore[attr-defined]
+                    [Parameter(str(name), Parameter.KEYWORD_ONLY, default=choices[str(name)][n])
+                     for name, n in first.items()]
+                )  # fmt: skip
             display.explore(view, **choices)
 
         return show
@@ -577,7 +588,7 @@ def study(name: str, shown: str | None = None) -> Rows:
     return chosen._remember()
 
 
-def measure(name: str, sizes: Mapping[str, Any] | None = None, **knobs: Any) -> Rows:
+def run_here(name: str, sizes: Mapping[str, Any] | None = None, **knobs: Any) -> Rows:
     """Measure on this machine what its recording lacks; the recorded rows with this machine's.
 
     Args:

@@ -129,8 +129,8 @@ SHEETS = {
 of it; of the RTX PRO 6000 an eighth of its 4000 TOPS in sparse fp4."""
 TEXTS = ["model", "precision", "attention", "provider", "ceiling", "device", "device_type",
          "device_name", "dtype", "optimizer", "samples_ms", "session"]  # fmt: skip
-FIGURES = ["context_length", "flops", "tokens", "flops_per_s", "median_ms", "compile_s",
-           "held_mib", "both_peak_mib", "transient_mib", "least_bytes", "joules",
+FIGURES = ["context_length", "flops", "tokens", "flops_per_s", "bytes_per_s", "median_ms",
+           "compile_s", "held_mib", "both_peak_mib", "transient_mib", "least_bytes", "joules",
            *(f"{name}_median_ms" for name in PARTS)]  # fmt: skip
 COLUMNS = {
     "experiment": Column(
@@ -168,7 +168,7 @@ COLUMNS = {
     "power_w": Column("power", "3 W"),
     "sm_mhz": Column("clock", "4 MHz"),
     "transient_gib": Column("temporary memory", "3 GiB"),
-    "gbytes_per_s": Column("bytes needed over the time", "3 GB/s"),
+    "copy_ms": Column("at the rate of a copy", "3 ms"),
 }  # fmt: skip
 
 
@@ -180,7 +180,8 @@ def described(rows: pd.DataFrame) -> pd.DataFrame:
     the CPU of a GPU's host. `mfu` is the FLOPs of forward and backward a second over the peak: of
     the data sheet where it is known, else of a large product in the same recording. `cast_gain`:
     fp32's time over that of autocast, in the same recording. `repaid`: after how many steps the
-    compiler's seconds are saved again.
+    compiler's seconds are saved again. `copy_ms`: the time of AdamW's bytes at the rate of a copy
+    of 64 MiB, in the same recording.
     """
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *TEXTS, *FIGURES])))
     rows = rows.assign(**rows[FIGURES].apply(pd.to_numeric, errors="coerce"))
@@ -202,7 +203,7 @@ def described(rows: pd.DataFrame) -> pd.DataFrame:
         repaid=(1e3 * rows["compile_s"] / saved_ms).where(saved_ms > 0).where(compiled),
         held_gib=rows["held_mib"] / 1024, peak_gib=rows["both_peak_mib"] / 1024,
         transient_gib=rows["transient_mib"] / 1024,
-        gbytes_per_s=rows["least_bytes"] / rows["optimizer_median_ms"] / 1e6,
+        copy_ms=1e3 * rows["least_bytes"] / _copy_rate(rows),
         token_mj=1e3 * rows["joules"] / rows["tokens"],
     )  # fmt: skip
 
@@ -223,6 +224,13 @@ def _share_of_peak(rows: pd.DataFrame) -> pd.Series:
     measured = at.join(rates.max().rename("rate"), on=list(at))["rate"]
     peak = pd.Series(sheet, rows.index, dtype=float).fillna(measured)
     return rows["flops"] / (rows["both_median_ms"] / 1e3) / peak.mask(rows["host"])
+
+
+def _copy_rate(rows: pd.DataFrame) -> pd.Series:
+    """Of each row the bytes a second of its recording's copy."""
+    at = [rows[name].astype(str) for name in ("machine", "recording")]
+    copied = rows["bytes_per_s"].where(rows["ceiling"] == "copy")
+    return copied.groupby(at).transform("max")
 
 
 def _cast_gain(rows: pd.DataFrame) -> pd.Series:

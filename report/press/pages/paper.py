@@ -9,7 +9,7 @@ import nbformat
 from nbformat.v4 import new_markdown_cell, new_notebook
 
 from press.pages import outputs
-from press.pages.outputs import ABSTRACT, APPENDIX, MARKDOWN, PAPER, press, slugify, tags
+from press.pages.outputs import ABSTRACT, APPENDIX, MARKDOWN, PAPER, press, tags
 from press.pages.preprocessors import parts
 from press.running.config import DETAILS, FRAME
 
@@ -49,8 +49,7 @@ def combined(sections: Sequence[Section]) -> Any:
     for number, cell in enumerate(cells):
         cell.id = f"paper-{number}"
     paper = new_notebook(cells=cells)
-    addresses = {study.name: f"#{slugify(study.name)}" for study in studies}
-    press(paper).update(paper=True, title=title, lead=lead, addresses=addresses)
+    press(paper).update(paper=True, title=title, lead=lead)
     return paper
 
 

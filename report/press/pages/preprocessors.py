@@ -2,7 +2,7 @@
 
 What a preprocessor finds out stands in `metadata.press` of a cell, an output or the notebook:
 
-    notebook   paper, title, lead, addresses of notebooks; see `press.pages.paper`
+    notebook   paper, title, lead; see `press.pages.paper`; dead: its links that lead nowhere
     cell       study, least (its headings' least level), role ("heading", "origin", "index" or
                "failure") with what the role needs
     output     anchor, number; of a picture mime, file and damage: why it cannot be shown
@@ -34,17 +34,17 @@ from press.pages.outputs import (
     press,
     slugify,
 )
+from press.running.config import DETAILS
 from press.style import GROUND, INK, PAPER_INK
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _HEADING = re.compile(r" {0,3}(#{1,6})\s+(.*?)(?:\s+#+)?\s*$")
 _LINK = re.compile(
-    r"(?<!!)\[([^\]]*)\]\((?:#([^)\s]+)|([\w/.-]*?)([\w-]+)\.ipynb(?:#[^)\s]*)?)"
-    r'(?: "\w+")?\)'  # a number's value: see `press.words`
+    r"(?<!!)\[([^\]]*)\]\((?=[\w#.])([\w/.-]+\.ipynb)?(?:#([^)\s]+))?"
+    r'( "\w+")?\)'  # a number's value: see `press.words`
 )
 _PICTURE = re.compile(r"^!\[([^\]]*)\]\((?:\.\./)*figures/([\w-]+)\.svg\)[ ]*$", re.MULTILINE)
 _ANSWER = re.compile(r"<details>\s*<summary>(.*?)</summary>(.*?)</details>", re.DOTALL)
-_FROM_TARGET = ("", "Figure", "Table", "Section")
 
 
 class Pictures(Preprocessor):
@@ -193,9 +193,11 @@ def parts(text: str) -> Iterator[tuple[int, str]]:
 class Numbers(Preprocessor):
     """Headings, tables and figures get numbers and anchors; links find what they name.
 
-    A link `[](#name)` finds a target of its own notebook first, then of any; its text, if it is
-    empty or only says "Figure", becomes "Figure 2". A link that finds nothing is only its text;
-    one to a notebook takes the address that the paper or the folder knows.
+    A link `[picture above](#name)` finds a target of its own notebook first, then of any, and
+    `[table](../report/sections/03_kernels.ipynb#name)` one of that notebook, or its section. Words
+    for readers of notebooks become "Figure 2"; a number's text stays. On the page of one notebook
+    a link to another keeps its words and leads to that one's page. A link that finds nothing is
+    only its words, and in the paper stands in the notebook's `dead`.
     """
 
     def preprocess(self, nb: Any, resources: Any) -> Any:
@@ -204,14 +206,17 @@ class Numbers(Preprocessor):
         self._names: dict[str, str] = {}  # the first anchor of each name
         self._counts = {"Table": 0, "Figure": 0}
         self._sections = self._letters = self._parts = 0
+        paper = bool(press(nb).get("paper"))
         for cell in nb.cells:
-            self._number(cell, paper=bool(press(nb).get("paper")))
+            self._number(cell, paper=paper)
         for cell in nb.cells:
             if press(cell).get("role") == "index":
                 cell.source = _index(nb)
-        pages = press(nb).get("addresses") or _neighbours(resources)
+        self._pages = None if paper else _neighbours(resources)  # of other notebooks
+        self._dead: list[str] = []
+        press(nb).dead = self._dead
         for cell in nb.cells:
-            link = partial(self._linked, pages, press(cell).get("study", ""))
+            link = partial(self._linked, press(cell).get("study", ""))
             for holder, key, _ in markdown_of(cell):
                 holder[key] = _LINK.sub(link, holder[key])
         resources["anchors"] = sorted(self._titles)
@@ -261,18 +266,28 @@ class Numbers(Preprocessor):
         section = chr(ord("A") + self._letters - 1) if self._letters else str(self._sections)
         return {1: section, 2: f"{section}.{self._parts}"}.get(level, "")
 
-    def _linked(self, pages: dict[str, str], study: str, match: re.Match[str]) -> str:
+    def _linked(self, study: str, match: re.Match[str]) -> str:
         """A Markdown link with what it leads to."""
-        words, anchor, _, notebook = match.groups()
-        if notebook:
-            return f"[{words}]({pages[notebook]})" if notebook in pages else words
-        target = slugify(anchor)
-        local = "-".join(filter(None, (slugify(study) or "cell", target)))
-        candidates = (local, target, self._names.get(target))
-        linked = next((at for at in candidates if at in self._titles), None)
+        words, path, name, value = match.groups()
+        target, notebook = slugify(name or ""), _part(path) if path else study
+        if path and self._pages is not None:
+            at = f"#cell-{target}" if target else ""
+            page = self._pages.get(notebook)
+            return f"[{words}]({page}{at})" if page else words
+        section = slugify(notebook.removesuffix(DETAILS) if target else notebook)
+        local = "-".join(filter(None, (section or "cell", target)))
+        elsewhere = (section if value else None,) if path else (target, self._names.get(target))
+        linked = next((at for at in (local, *elsewhere) if at in self._titles), None)
         if linked is None:
-            return words or anchor
-        return f"[{self._titles[linked] if words in _FROM_TARGET else words}](#{linked})"
+            self._dead += [] if value else [match[0]]
+            return words or name
+        return f"[{words if value else self._titles[linked]}](#{linked})"
+
+
+def _part(path: str) -> str:
+    """The name of the part of the study that a notebook is, by its path in a link."""
+    file = Path(path)
+    return file.stem + (DETAILS if file.parent.name == "sections" else "")
 
 
 def _index(nb: Any) -> str:
