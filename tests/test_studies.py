@@ -123,7 +123,7 @@ SHAPE = {"tokens": 1, "hidden_size": 1, "intermediate_size": 1}
         (lambda: transformer_trainer.Trainer("nano", "step", "cpu", "float33", 2, 16, "plain"),
          "unknown dtype 'float33'"),
         (lambda: llama.cases("sleep", [llama.BASELINE], **TINY),
-         "unknown experiment 'sleep'; known: step, fp32, gradients"),
+         "unknown experiment 'sleep'; known: step, families, fp32, gradients"),
         (lambda: llama.cases("limit", [llama.BASELINE], grows="wider", **TINY),
          "unknown grows 'wider'; known: batch, context"),
         (lambda: end_to_end.races(end_to_end.setting("cpu"), "mpl", ["nano"], [8], ["fp32"]),

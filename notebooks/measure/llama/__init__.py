@@ -6,6 +6,7 @@ in races of forward and backward one set of weights.
 
 experiment  what is measured
 step        forward and backward, or a whole step with AdamW, all arms in turns
+families    forward and backward of other families of models
 fp32        the same in fp32, at a setting of torch's fp32 products
 sustained   forward and backward under load, with energy
 memory      two steps watched by the allocator's history: what fills the peak
@@ -58,7 +59,7 @@ def cases(
             limit, `seed`, `learning_rate` and `steps` of a training, of gradients its `step`,
             `precision` of fp32 products.
     """
-    require_known("experiment", experiment, ("step", "fp32", "gradients", *MEASURES))
+    require_known("experiment", experiment, ("step", "families", "fp32", "gradients", *MEASURES))
     require_known("model", model, CONFIGS)
     require_known("dtype", dtype, DTYPES)
     require_known("grows", more.get("grows", ()), GROWING)

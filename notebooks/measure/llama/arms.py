@@ -1,5 +1,6 @@
 """The arms: what each changes in a model, and what is then called with tokens and labels."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 from types import FunctionType
@@ -82,7 +83,7 @@ def compiled_causal(model: nn.Module) -> Call:
     return torch.compile(model, dynamic=False)
 
 
-def with_liger(model: nn.Module, switches: Iterable[str], **loss: Any) -> nn.Module:
+def with_liger(model: Any, switches: Iterable[str], **loss: Any) -> nn.Module:
     """Put Liger's operations into this one model; transformers' module stays as it was.
 
     Args:
@@ -90,22 +91,24 @@ def with_liger(model: nn.Module, switches: Iterable[str], **loss: Any) -> nn.Mod
     """
     wanted = set(switches)
     require_known("switch", sorted(wanted), SWITCHES)
-    from liger_kernel.transformers import apply_liger_kernel_to_llama, liger_rotary_pos_emb
-    from transformers.models.llama import modeling_llama
+    from liger_kernel import transformers as liger
 
-    before = dict(vars(modeling_llama))
+    kind = model.config.model_type
+    apply = getattr(liger, f"apply_liger_kernel_to_{kind}")
+    source = sys.modules[type(model).__module__]
+    before = dict(vars(source))
     # It takes a loaded model for all but RoPE, and patches the module for later ones besides.
-    apply_liger_kernel_to_llama(
-        **{name: name in wanted and name != "rope" for name in SWITCHES}, model=model
-    )
-    for name in ("LlamaRMSNorm", "LlamaMLP"):
-        setattr(modeling_llama, name, before[name])
+    given = {name: name in wanted and name != "rope" for name in SWITCHES}
+    if kind == "gemma2":
+        given["geglu"] = given.pop("swiglu")
+    apply(**given, model=model)
+    vars(source).update(before)
     if "rope" in wanted:
-        own = modeling_llama.LlamaAttention.forward
-        theirs = {**before, "apply_rotary_pos_emb": liger_rotary_pos_emb}
-        turned = FunctionType(own.__code__, theirs, own.__name__, own.__defaults__)
+        globals_of = {**before, "apply_rotary_pos_emb": liger.liger_rotary_pos_emb}
         for module in model.modules():
-            if isinstance(module, modeling_llama.LlamaAttention):
+            own = type(module).forward
+            if "apply_rotary_pos_emb" in own.__code__.co_names:
+                turned = FunctionType(own.__code__, globals_of, own.__name__, own.__defaults__)
                 module.forward = turned.__get__(module)
     if loss:
         model.forward = partial(model.forward, **loss)

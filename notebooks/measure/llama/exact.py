@@ -114,17 +114,23 @@ def _exact_loss(
 
 
 def _exact_norm(norm: Any, x: Tensor) -> Tensor:
-    return reference.rms_norm(x, norm.weight, norm.variance_epsilon)
+    if hasattr(norm, "variance_epsilon"):
+        return reference.rms_norm(x, norm.weight, norm.variance_epsilon)
+    return reference.rms_norm(x, 1 + norm.weight, norm.eps)  # Gemma's
 
 
 @torch.no_grad()
 def plain_loss(model: Any, ids: Tensor) -> float:
     """The loss of the plain model, a sequence and a chunk of logits at a time, summed in fp32."""
     total = torch.zeros((), device=ids.device)
+    cap = getattr(model.config, "final_logit_softcapping", None)
     for row in ids:
         hidden = model.model(row[None]).last_hidden_state[0, :-1]
         for states, wanted in zip(hidden.split(CHUNK), row[1:].split(CHUNK), strict=True):
-            total += cross_entropy(model.lm_head(states).float(), wanted, reduction="sum")
+            logits = model.lm_head(states).float()
+            if cap is not None:
+                logits = cap * torch.tanh(logits / cap)
+            total += cross_entropy(logits, wanted, reduction="sum")
     return total.item() / (ids.shape[0] * (ids.shape[1] - 1))
 
 

@@ -15,8 +15,8 @@ from measure.llama import operations
 from measure.study import Column, Experiment, PerRun, Positive, Size, Study
 
 KNOWN = (
-    "all", "step", "memory", "limit", *operations.TASKS, "distributed", "sustained", "product",
-    "fp32", "fp32-train", "gradients", "first-steps",
+    "all", "step", "families", "memory", "limit", *operations.TASKS, "distributed", "sustained",
+    "product", "fp32", "fp32-train", "gradients", "first-steps",
 )  # fmt: skip
 TRAINED_BATCH, LEARNING_RATE = 8, 3e-4
 Dtype = Literal["bfloat16", "float16", "float32"]
@@ -49,6 +49,10 @@ class Sizes(study.Sizes):
     """tokens a sequence where the batch grows"""
     contexts: list[int] = [16, 64]
     """tokens a sequence where the context grows, headline's batch"""
+    families: list[str] = ["two Qwen3 layers"]
+    """models of several families, at the headline's batch and context"""
+    family_arms: list[str] = ["huggingface", "liger", "fused"]
+    """in these models"""
     stepped: list[str] = ["huggingface", "liger", "fused"]
     """arms of whole steps, memory and limits"""
     loaded: list[str] = ["huggingface", "fused"]
@@ -127,6 +131,15 @@ def _steps(sizes: Sizes) -> Cases:
         there["repetitions"] = max(1, sizes.repetitions // 2)
         listed += llama.cases("step", sizes.few, group="sizes", **turns | there)
     return listed
+
+
+def _families(sizes: Sizes) -> Cases:
+    return [
+        case for name in sizes.families
+        for case in llama.cases(
+            "families", sizes.family_arms, group="families", **sizes.turns | {"model": name}
+        )
+    ]  # fmt: skip
 
 
 def _operations(sizes: Sizes) -> Cases:
@@ -243,10 +256,12 @@ COLUMNS = {
     "experiment": Column(
         "operation",
         names={"loss": "loss", "norm": "norm", "rope": "rope",
-               "step": "whole steps", "memory": "by the allocator's history",
+               "step": "whole steps", "families": "families of models",
+               "memory": "by the allocator's history",
                "gradients": "at equal weights", "distributed": "under DeepSpeed"},
     ),
     "family": Column("implementation"),
+    "model": Column("model"),
     "switch": Column("switch", names={name: name for name in SWITCHES.values()}),
     "group": Column(
         "steps",
@@ -388,6 +403,7 @@ STUDY = Study(
     "10_llama", Sizes,
     [
         Experiment("steps", llama.RACE, _asked(_steps)),
+        Experiment("families", llama.RACE, _asked(_families)),
         Experiment("operations", operations.RACE, _asked(_operations)),
         Experiment("memory", llama.measure, _asked(_memory)),
         Experiment("offloaded", distributed.measure, _asked(_offloaded)),
