@@ -212,7 +212,7 @@ def _of_compilers() -> Iterator[Pair]:
          "inductor", {"experiment": "inference"}, "inductor-graphs"),
         ("torch.compile, training", static, "inductor", train, "inductor-causal"),
         ("torch.compile, two GPUs", "sharding_stage == 2", "inductor",
-         {"experiment": "distributed", "strategy": "fsdp2-2"}, "inductor-layers"),
+         {"experiment": "distributed", "strategy": "fsdp2-2", "processes": 2}, "inductor-layers"),
         (f"torch.compile, training, {MASKED}", static, "inductor", train, "inductor"),
         (f"Thunder, a forward pass, {MASKED}", "table == '1 forward'", "thunder",
          {"experiment": "forward"}, "thunder"),
