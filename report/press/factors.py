@@ -128,8 +128,8 @@ def _of_the_layer() -> Iterator[Pair]:
     time, memory = cells[largest], swept["peak memory", 64, 16384]
     mended = peak.of(provider="all-gradients", hidden_size=16384).set_index("machine")["peak_ratio"]
     for comparison, published, measured in (
-        ("both in fp32", time, _raced(fp32.of(**wide), "liger", "ieee-products")),
-        ("both in TF32", time, _raced(tf32.of(**wide), "liger", "all-gradients")),
+        ("both in fp32, from Python", time, _raced(fp32.of(**wide), "liger", "ieee-products")),
+        ("both in TF32, from Python", time, _raced(tf32.of(**wide), "liger", "all-gradients")),
         ("memory", memory, mended),
     ):
         yield Pair("000", f"{comparison}, {MENDED}", published, measured)
