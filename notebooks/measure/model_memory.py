@@ -559,7 +559,7 @@ COLUMNS = {
     "blocks": Column("blocks of a segment", ",d", log=True),
     "ratio": Column("times as long", "3×"),
     "counted_ratio": Column("by hand", "3×"),
-    "cost": Column("GiB (left), times as long (right)", "3"),
+    "cost": Column("GiB, or times as long", "3"),
     "what": Column("figure", names={
         "peak_gib": "peak, GiB", "ratio": "time, over that without checkpoints",
     }),

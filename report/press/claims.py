@@ -74,11 +74,13 @@ class Part:
 
     @property
     def text(self) -> str:
-        """For people, such as "does not hold for 5 of 20 cases"."""
+        """For people, such as "does not hold for 5 of 20 cases"; "78 of 108" alone reads as if
+        it had failed in the others."""
         number = f"{self.counted} of {self.cases} cases"
         if self.holds is None:
             return f"{number}, too few to tell"
-        return f"{'holds' if self.holds else 'does not hold'} for {number}"
+        measured = f"the {self.counted} measured of {self.cases} cases"
+        return f"holds for {measured}" if self.holds else f"does not hold for {number}"
 
 
 @dataclass(frozen=True)
@@ -315,18 +317,20 @@ class Claim:
         return [e.values[name] for e in standing.shown if name in e.values]
 
     def further_numbers(self, standing: Standing) -> str:
-        """Numbers of a machine that the sentence lacks: those that differ from its own, or vary
-        over recordings, by name where there are several."""
+        """Numbers of a machine that the sentence lacks: those that vary over recordings, and those
+        that differ from its own, such as "422 ms for 260 ms" where the sentence has 260 ms."""
         shown = self._machine()
         fields = {name: spec for _, name, spec in self._fields() if name}
-        further = {}
+        further = []
         for name, spec in fields.items():
             text = spread(self._values(standing, name), spec)
-            if shown and text not in (self._value(name, spec, shown.machine), MISSING):
-                further[name] = text
-        return ", ".join(
-            f"{n} {text}" if fields.keys() - {n} else text for n, text in further.items()
-        )
+            own = self._value(name, spec, shown.machine) if shown else MISSING
+            if shown and text not in (own, MISSING):
+                alone = len(fields) == 1 or text.partition(" [")[0] == own
+                unknown = f"{name.replace('_', ' ')} {text}"
+                words = unknown if own == MISSING else f"{text} for {own}"
+                further.append(text if alone else words)
+        return ", ".join(further)
 
     def standings_as_json(self) -> list[dict[str, Any]]:
         """How it stands on each machine, and its numbers there, as pages show it."""

@@ -2,13 +2,13 @@
 
 A factor is how many times as fast, or as small, one implementation is as another. Taken are the
 comparisons from which each report concludes, at every size of its tables for an NVIDIA GPU that was
-measured again. The published factor is taken from its table; the measured ones, one a GPU, are of
-the published settings: medians over recordings of ratios within a session, or of medians where the
-two were not raced against each other.
+measured again. The published factor is taken from its table. The measured ones, one a GPU, are of
+the published settings: medians over sessions of ratios within a session, with their range.
 """
 
 import statistics
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -16,7 +16,8 @@ from press.analysis import ratios
 from press.published import MACHINE, load
 from press.rows import Rows, study
 
-MENDED = "all work done"
+MENDED, MASKED = "all work done", "with a mask"
+"""What is measured beside a published factor and is not the same: it is drawn and not counted."""
 MODELS = ("small", "medium", "large", "xl", "2.7b")
 SHOWN = ("ok", "wrong")  # the published kernel and its repairs are wrong, and are the subject
 NEAR = 1.15
@@ -25,121 +26,204 @@ SOURCES = {
 }  # fmt: skip
 
 
+class Pair(NamedTuple):
+    """A published factor, and what it is when measured again.
+
+    Attributes:
+        measured: a factor a session, indexed by machine.
+        other: what it would be with the baseline's time of other sessions, indexed by machine.
+        drawn: whether page one's picture has it; it has one size of a sweep.
+    """
+
+    source: str
+    comparison: str
+    published: float
+    measured: pd.Series
+    other: pd.Series = pd.Series(dtype=float)
+    drawn: bool = True
+
+
 def factors() -> pd.DataFrame:
-    """A row a published factor and a row a GPU that measured it: `source`, `comparison`, `by`
-    ("published" or "measured"), `machine`, `value`, and whether it is `mended`: the published
-    kernel's factors stand a second time beside those of the kernel that does all the work."""
+    """A row a published factor and a row a GPU that measured it.
+
+    Columns: `source`, `comparison`, `by` ("published" or "measured"), `machine`, `value`, its range
+    over sessions `low` and `high`, `drawn`, and `apart`: whether what was measured is not what was
+    published, but the kernel that does all the work, or a model with a mask.
+    """
     rows = []
-    for source, comparison, published, measured in _pairs():
-        first = {"source": SOURCES[source], "comparison": f"{comparison} ({SOURCES[source]})",
-                 "mended": comparison.endswith(MENDED)}  # fmt: skip
-        rows.append({**first, "by": "published", "machine": MACHINE, "value": published})
-        rows += [
-            {**first, "by": "measured", "machine": machine, "value": value}
-            for machine, value in measured.items()
-        ]
+    for pair in _pairs():
+        first = {"source": SOURCES[pair.source], "drawn": pair.drawn,
+                 "comparison": f"{pair.comparison} ({SOURCES[pair.source]})",
+                 "apart": pair.comparison.endswith((MENDED, MASKED))}  # fmt: skip
+        stated = dict.fromkeys(("value", "low", "high"), pair.published)
+        rows.append({**first, "by": "published", "machine": MACHINE, **stated})
+        for machine, sessions in pair.measured.groupby(level=0, observed=True):
+            other = pair.other[pair.other.index == machine]
+            every = [*sessions, *other]
+            rows.append({**first, "by": "measured", "machine": machine, "value": sessions.median(),
+                         "low": min(every), "high": max(every)})  # fmt: skip
     return pd.DataFrame(rows)
 
 
-def survival(table: pd.DataFrame, machine: str) -> dict[str, int]:
-    """How many of the factors that a machine measured are `near` the published ones, and of the
-    others how many `turned`: published as faster or smaller and measured as slower or larger, or
-    the other way round. A factor within one per cent of 1 is neither. Mended ones do not count."""
-    table = table[~table["mended"]]
-    ours = table[table["machine"] == machine].set_index("comparison")["value"]
+def survival(table: pd.DataFrame, machine: str) -> dict[str, Any]:
+    """How many of the factors that a machine measured are as published; those `apart` left out.
+
+    Returns:
+        `all`; `near`, within a factor of 1.15 of the published one; `sure` and `possible`, those
+        that are near in each session and in some, and `depend`, the names of those in some alone;
+        `turned`, published as faster or smaller and
+        measured as slower or larger, or the other way round. A factor within one per cent of 1 is
+        neither.
+    """
+    table = table[~table["apart"]]
+    ours = table[table["machine"] == machine].set_index("comparison")
     theirs = table[table["by"] == "published"].set_index("comparison")["value"].reindex(ours.index)
-    near = (ours / theirs).between(1 / NEAR, NEAR)
-    sides = [(v > 1.01).astype(int) - (v < 0.99).astype(int) for v in (ours, theirs)]
-    turned = (sides[0] * sides[1] < 0) & ~near
-    return {"all": len(ours), "near": int(near.sum()), "turned": int(turned.sum())}
+    over = ours[["value", "low", "high"]].div(theirs, axis=0)
+    near = over.apply(lambda column: column.between(1 / NEAR, NEAR))
+    some = near.any(axis=1) | ((over["low"] < 1) & (over["high"] > 1))
+    sides = [(v > 1.01).astype(int) - (v < 0.99).astype(int) for v in (ours["value"], theirs)]
+    turned = (sides[0] * sides[1] < 0) & ~near["value"]
+    counts = {"near": near["value"], "sure": near.all(axis=1), "possible": some, "turned": turned}
+    depend = [*ours.index[some & ~near.all(axis=1)]]
+    return {"all": len(ours), **{n: int(which.sum()) for n, which in counts.items()},
+            "depend": depend}  # fmt: skip
 
 
-def _pairs() -> Iterator[tuple[str, str, float, pd.Series]]:
-    """Source, comparison, the published factor, and the measured ones by machine."""
-    wide = study("anatomy").of(
-        tokens=1024, hidden_size=4096, direction="forward+backward", dtype="float32",
-        launch="python",
+def _pairs() -> Iterator[Pair]:
+    yield from _of_the_layer()
+    yield from _of_steps()
+    yield from _of_warm_up()
+    yield from _of_llama()
+    yield from _of_compilers()
+
+
+def _of_the_layer() -> Iterator[Pair]:
+    """The fused layer's, at the sizes of its grid and its sweeps."""
+    launched = study("anatomy").of(experiment="time", launch="python", dtype="float32")
+    fp32, tf32 = (launched.of(precision=one) for one in ("highest", "high"))
+    kernel = _raced(fp32, "liger", "published-kernel", keys=("tokens", "hidden_size", "direction"))
+    peak = study("anatomy").of(experiment="peak", tokens=64)
+    kept = peak.of(provider="published-kernel").set_index(["machine", "tokens", "hidden_size"])
+    swept = load("swiglu_ratios").set_index(["quantity", "batch_size", "d_model"])
+    swept = swept["liger_over_fused"]
+    cells = load("swiglu_times").query("table != 'mlp_backward_compare_WF.py'").replace(
+        {"direction": {"backward": "forward+backward"}}  # what it calls backward has both
     )  # fmt: skip
-    time = _stated("swiglu_times", "table == 'mlp_backward_compare.py' and batch_size == 1024 and "
-                   "d_model == 4096", "implementation", "liger", "fused", "time_ms")  # fmt: skip
-    deep = study("anatomy").of(experiment="peak", tokens=64, hidden_size=16384)
-    ratio = load("swiglu_ratios").query("quantity == 'peak memory' and d_model == 16384")
-    peak = float(ratio["liger_over_fused"].iloc[0])
-    fp32, tf32 = wide.of(precision="highest"), wide.of(precision="high")
-    for comparison, published, measured in (
-        ("fused over Liger", time, _raced(fp32, "liger", "published-kernel")),
-        (f"both in fp32, {MENDED}", time, _raced(fp32, "liger", "ieee-products")),
-        (f"both in TF32, {MENDED}", time, _raced(tf32, "liger", "all-gradients")),
-        ("fused over Liger, memory", peak,
-         _median(deep.of(provider="published-kernel"), "peak_ratio")),
-        (f"memory, {MENDED}", peak, _median(deep.of(provider="all-gradients"), "peak_ratio")),
-    ):  # fmt: skip
-        yield "000", comparison, published, measured
+    cells = cells.pivot(index=["batch_size", "d_model", "direction"], columns="implementation",
+                        values="time_ms").eval("liger / fused")  # fmt: skip
+    sweep = {(*size, "forward"): value for size, value in swept["forward time"].items()}
+    largest = (1024, 4096, "forward+backward")
+    for size, published in {**cells, **sweep}.items():
+        again = kernel.index.droplevel("machine") == size
+        if any(again):
+            name = "fused over Liger" + f", {size}" * (size != largest)
+            measured = kernel[again].droplevel([1, 2, 3])
+            yield Pair("000", name, published, measured, drawn=size == largest)
+    for (tokens, width), published in swept["peak memory"].items():
+        name = "fused over Liger, memory" + f", {width}" * (width != 16384)
+        measured = kept["peak_ratio"].xs((tokens, width), level=(1, 2))
+        yield Pair("000", name, published, measured, drawn=width == 16384)
 
-    steps = study("end_to_end").of(experiment="step", context_length=256, device="cuda")
+    wide = dict(zip(("tokens", "hidden_size", "direction"), largest, strict=True))
+    time, memory = cells[largest], swept["peak memory", 64, 16384]
+    mended = peak.of(provider="all-gradients", hidden_size=16384).set_index("machine")["peak_ratio"]
+    for comparison, published, measured in (
+        ("both in fp32, from Python", time, _raced(fp32.of(**wide), "liger", "ieee-products")),
+        ("both in TF32, from Python", time, _raced(tf32.of(**wide), "liger", "all-gradients")),
+        ("memory", memory, mended),
+    ):
+        yield Pair("000", f"{comparison}, {MENDED}", published, measured)
+
+
+def _of_steps() -> Iterator[Pair]:
+    """Autocast's and torch.compile's. Each experiment of a recording clocked eager steps anew."""
+    model = study("end_to_end").of(context_length=256, device="cuda", provider="eager")
+    model = model[model["experiment"].isin(["step", "model", "profile"])]
+    profiled = study("profile").of(context_length=256, experiment="step", provider="eager")
+    eager = pd.concat([model, profiled.of(attention="plain")])
+    eager = eager[(eager["status"] == "ok") & eager["both_median_ms"].notna()]
+    by = ["machine", "study", "recording", "experiment"]
     compiled = study("end_to_end").of(experiment="model", precision="fp32")
     selected = "backend == 'cuda' and direction == 'forward+backward' and warmup_steps.isna()"
-    for model in MODELS:
-        yield (
-            "001", f"autocast over fp32, {model}",
-            _stated("end_to_end", f"{selected} and model == '{model}' and not compile", "precision",
-                    "float32", "bfloat16 autocast", "mean_ms"),
-            _apart(steps.of(model=model), "precision", "fp32", "bf16 autocast", "both_median_ms"),
-        )  # fmt: skip
-    for model in MODELS:
-        yield (
-            "001", f"torch.compile, {model}",
-            _stated("end_to_end", f"{selected} and model == '{model}' and precision == 'float32'",
-                    "compile", False, True, "mean_ms"),
-            _raced(compiled.of(model=model), "eager", "inductor", "both_median_ms"),
-        )  # fmt: skip
+    clocks = {
+        name: own.pivot_table("both_median_ms", by, "precision", observed=True)
+        for name, own in eager.groupby("model")
+    }
+    for name in MODELS:
+        ms = clocks[name]
+        cast = (ms["fp32"] / ms["bf16 autocast"]).dropna().droplevel(by[1:])
+        eager_steps = f"{selected} and model == '{name}' and not compile"
+        yield Pair("001", f"autocast over fp32, {name}",
+                   _stated("end_to_end", eager_steps, "precision", "float32", "bfloat16 autocast",
+                           "mean_ms"), cast)  # fmt: skip
+    for name in MODELS:
+        own = compiled.of(model=name)
+        after = own[(own["provider"] == "inductor") & (own["status"] == "ok")]
+        after = after.groupby("machine", observed=True)["both_median_ms"].median()
+        fp32 = clocks[name]["fp32"].dropna().droplevel(by[1:])
+        yield Pair("001", f"torch.compile, {name}",
+                   _stated("end_to_end", f"{selected} and model == '{name}' and precision == "
+                           "'float32'", "compile", False, True, "mean_ms"),
+                   _raced(own, "eager", "inductor", "both_median_ms"),
+                   (fp32 / after.reindex(fp32.index)).dropna())  # fmt: skip
+
+
+def _of_warm_up() -> Iterator[Pair]:
+    """Means of ten steps without warm-up over those with it, a session a process."""
     fresh = study("warmup").of(
-        experiment="steps", isolation="fresh", model="small", direction="forward+backward"
+        experiment="steps", isolation="fresh", direction="forward+backward", status="ok"
     )  # fmt: skip
     for source, later in (("001", 1), ("004", 5)):
-        series = f"model == 'small' and direction == 'forward+backward' and source == '{source}'"
-        cold, warm = (_median(_mean_of_ten(fresh, after), "mean_ms") for after in (0, later))
-        yield (
-            source, "mean without warm-up, small",
-            _stated("warmup", series, "warmup_steps", 0, later, "mean_ms"), cold / warm,
-        )  # fmt: skip
+        for model in MODELS:
+            own = fresh.of(model=model).set_index("machine")["samples_ms"]
+            series = f"direction == 'forward+backward' and source == '{source}'"
+            yield Pair(source, f"mean without warm-up, {model}",
+                       _stated("warmup", f"{series} and model == '{model}'", "warmup_steps", 0,
+                               later, "mean_ms"),
+                       own.map(lambda s, n=later: statistics.mean(s[:10])
+                               / statistics.mean(s[n : n + 10])),
+                       drawn=model == "small")  # fmt: skip
 
+
+def _of_llama() -> Iterator[Pair]:
+    """Liger's over Hugging Face's under DeepSpeed, which were not raced."""
     offload = study("llama").of(
-        experiment="distributed", strategy="offload-throttled", batch_size=8
-    )
+        experiment="distributed", strategy="offload-throttled", batch_size=8, status="ok"
+    )  # fmt: skip
     typed = "table == 'drawing.py (typed)' and batch_size == 8 and context_length == 1024"
-    yield (
-        "002", "Liger over Hugging Face, time",
-        _stated("llama", typed, "provider", "liger", "huggingface", "tokens_per_s"),
-        _apart(offload, "provider", "huggingface", "liger", "median_ms"),
-    )  # fmt: skip
-    yield (
-        "002", "Liger over Hugging Face, memory",
-        _stated("llama", typed, "provider", "huggingface", "liger", "peak_bytes"),
-        _apart(offload, "provider", "huggingface", "liger", "peak_mib"),
-    )  # fmt: skip
+    sides = ["huggingface", "liger"]
+    for what, ours, theirs in (("time", "median_ms", "tokens_per_s"),
+                               ("memory", "peak_mib", "peak_bytes")):  # fmt: skip
+        by = offload.pivot_table(ours, ["machine", "recording"], "provider", observed=True)
+        base, other = sides[::-1] if what == "time" else sides  # rates, and bytes
+        yield Pair("002", f"Liger over Hugging Face, {what}",
+                   _stated("llama", typed, "provider", base, other, theirs),
+                   (by[sides[0]] / by[sides[1]]).droplevel("recording"))  # fmt: skip
 
+
+def _of_compilers() -> Iterator[Pair]:
+    """Compilers' over eager PyTorch."""
+    train = {"experiment": "training", "optimizer": "sgd"}
+    static = "script == 'train.py' and shapes == 'static'"
     for comparison, where, method, experiment, provider in (
         ("torch.compile, a forward pass", "table == '1 forward'", "inductor",
          {"experiment": "forward"}, "inductor-causal"),
-        ("Thunder, a forward pass, with a mask", "table == '1 forward'", "thunder",
-         {"experiment": "forward"}, "thunder"),
         ("torch.compile with CUDA graphs, a token", "table == 'Compiled model inference'",
          "inductor", {"experiment": "inference"}, "inductor-graphs"),
-        ("torch.compile, training", "script == 'train.py' and shapes == 'static'", "inductor",
-         {"experiment": "training", "optimizer": "sgd"}, "inductor-causal"),
-        ("Thunder, training, with a mask", "script == 'train.py' and shapes == 'static'", "thunder",
-         {"experiment": "training", "optimizer": "sgd"}, "thunder"),
+        ("torch.compile, training", static, "inductor", train, "inductor-causal"),
         ("torch.compile, two GPUs", "sharding_stage == 2", "inductor",
-         {"experiment": "distributed", "strategy": "fsdp2-2"}, "inductor-layers"),
+         {"experiment": "distributed", "strategy": "fsdp2-2", "processes": 2}, "inductor-layers"),
+        (f"torch.compile, training, {MASKED}", static, "inductor", train, "inductor"),
+        (f"Thunder, a forward pass, {MASKED}", "table == '1 forward'", "thunder",
+         {"experiment": "forward"}, "thunder"),
+        (f"Thunder, training, {MASKED}", static, "thunder", train, "thunder"),
     ):  # fmt: skip
-        tokens = experiment["experiment"] == "inference"  # its table has rates, the others times
-        sides = (method, "eager") if tokens else ("eager", method)
-        yield (
-            "003", comparison,
-            _stated("litgpt", where, "method", *sides, "tokens_per_s" if tokens else "time_s"),
-            _raced(study("compilers").of(**experiment), "huggingface", provider),
-        )  # fmt: skip
+        rates = experiment["experiment"] == "inference"  # the other tables have times
+        sides = (method, "eager") if rates else ("eager", method)
+        value = "tokens_per_s" if rates else "time_s"
+        published = _stated("litgpt", where, "method", *sides, value)
+        raced = study("compilers").of(**experiment)
+        yield Pair("003", comparison, published, _raced(raced, "huggingface", provider))
 
 
 def _stated(table: str, where: str, by: str, base: object, other: object, value: str) -> float:
@@ -149,23 +233,10 @@ def _stated(table: str, where: str, by: str, base: object, other: object, value:
     return float(each[base] / each[other])
 
 
-def _raced(rows: Rows, base: str, other: str, value: str = "median_ms") -> pd.Series:
-    """How many times as fast or as small an implementation is as the base, in their sessions."""
+def _raced(
+    rows: Rows, base: str, other: str, value: str = "median_ms", keys: tuple[str, ...] = ()
+) -> pd.Series:
+    """How many times as fast an implementation is as the base, a session each."""
     compared = ratios(rows[rows["status"].isin(SHOWN)], base, value=value)
-    return _median(compared[compared["provider"] == other], "ratio")
-
-
-def _apart(rows: Rows, by: str, base: object, other: object, value: str) -> pd.Series:
-    """The median figure of one over that of the other, which were not raced."""
-    ran = rows[rows["status"] == "ok"]
-    return (_median(ran[ran[by] == base], value) / _median(ran[ran[by] == other], value)).dropna()
-
-
-def _mean_of_ten(rows: Rows, after: int) -> pd.DataFrame:
-    """Each series with the mean of ten steps after so many."""
-    ran = rows[rows["status"] == "ok"]
-    return ran.assign(mean_ms=[statistics.mean(s[after : after + 10]) for s in ran["samples_ms"]])
-
-
-def _median(rows: pd.DataFrame, value: str) -> pd.Series:
-    return rows.groupby("machine", observed=True)[value].median().dropna().astype(float)
+    own = compared[compared["provider"] == other]
+    return own.set_index(["machine", *keys] if keys else "machine")["ratio"].astype(float)

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
+from fusedlib.bench import machine as machines
 from press import style
 from press.formats import formatted, tick, unit
 from press.published import MACHINE
@@ -137,6 +138,10 @@ def points(
         if reference is not None:
             style.reference_line(ax, x=reference)
         ax.set_xlabel(_title(xlabel or x, spec))
+    if card and 1 in {*data["_card"]}:
+        name = next(iter(data.loc[data["_card"] == 1, card]))
+        look = {"marker": "o", "linestyle": "", "color": style.MUTED} | _mark("", 1)
+        axes[0].plot([], [], **look, label=f"open: {machines.label(name)}")
     style.legend(fig)
     text = _alt("Points", data, y, x, by, panel, spec, xlabel, card)
     return Picture(fig, data.drop(columns="_card"), text)

@@ -504,7 +504,8 @@ class Rows(pd.DataFrame):
             cards = plots.cards(frame, card, [by, *(["panel"] if panels else [])])
             words["caption"] += self._marks(cards, "Bars" if bars else "Filled marks")
         if wide:
-            words["caption"] += f" {'Whiskers' if bars else 'Bars'}: range over recordings."
+            ends = {plots.lines: "Bands", plots.points: "Bars"}.get(plot, "Whiskers")
+            words["caption"] += f" {ends}: range over recordings."
         words.pop("note", None)
         display.figure(picture, **words)
 
