@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fusedlib.bench import alarms, check, rivals
+from fusedlib.bench import alarms, check, cuda_graphs, rivals
 from fusedlib.bench.attempt import Wrong
 from fusedlib.bench.cases import Case
 from fusedlib.bench.race import Checked, Figures, Turn, workload_turn
-from fusedlib.bench.rivals import Outputs, Rival, Workload
+from fusedlib.bench.rivals import Bound, Outputs, Rival, Task, Workload
 
 Results = dict[str, Tensor]
 SHARES = 1 / 32, 1 / 4, 1.0, 1.0, 1.0
@@ -92,12 +92,13 @@ class Operation:
     in the inputs' own dtype, the measure of everybody's errors.
 
     Args:
-        task: whose rivals take the inputs and give a `Workload`.
+        task: whose rivals take the inputs and give a `Workload`, or a `Bound`.
         reference: y, or a tuple, of the operands by name, in plain PyTorch.
     """
 
     def __init__(self, task: str, inputs: Any, reference: Callable[..., Any]) -> None:
-        self.task, self.inputs, self.reference = task, inputs, reference
+        self.task = Task[[Any], Workload | Bound](task)
+        self.inputs, self.reference = inputs, reference
         self.drawn = self.truth("", inputs.leaves())
 
     def truth(self, when: str, values: Mapping[str, Tensor]) -> Truth:
@@ -153,9 +154,14 @@ class Operation:
         """Set a case's rival up and hold all that it gives against the truth."""
         return self.checked(rivals.get(self.task, case["provider"]), self.inputs)
 
-    def checked(self, one: Rival, inputs: Inputs) -> Checked:
-        """A rival on these inputs, after y and every gradient that they ask for was right."""
-        work, required, dy = one.build(inputs), self.required(inputs), inputs.dy
+    def checked(self, one: Rival[[Any], Workload | Bound], inputs: Inputs) -> Checked:
+        """A rival on these inputs, after y and every gradient that they ask for was right. A bound
+        is judged by nobody.
+        """
+        work = one.build(inputs)
+        if isinstance(work, Bound):
+            return Checked(one.facts(), partial(bound_turn, work))
+        required, dy = self.required(inputs), inputs.dy
         figures: Figures = {"path": work.path, **one.facts()}
         first: Results = {}
         calls = partial(check.results_of, work, dy, handed_out=first)
@@ -189,7 +195,7 @@ class Operation:
         return Checked(figures, turn)
 
     def hold(
-        self, one: Rival, work: Workload, dy: Outputs, truth: Truth, required: list[str],
+        self, one: Rival[..., Any], work: Workload, dy: Outputs, truth: Truth, required: list[str],
         results: Callable[[], Results],
     ) -> Figures:  # fmt: skip
         """Errors of what a rival gives where its operands have a truth's values, as figures. The
@@ -223,7 +229,7 @@ class Operation:
         return f"{truth.when}{how}: {misses}"
 
     def error_figures(
-        self, one: Rival, results: Mapping[str, Tensor], required: list[str],
+        self, one: Rival[..., Any], results: Mapping[str, Tensor], required: list[str],
         truth: Truth | None = None,
     ) -> Figures:  # fmt: skip
         """Errors in norm, as figures, by default where the operands are as they were drawn.
@@ -234,3 +240,9 @@ class Operation:
         truth = truth or self.drawn
         errors = check.errors(results, truth.true)
         return check.require(errors, truth.baseline, self.dtype, required)
+
+
+def bound_turn(bound: Bound, timed: Case) -> Turn:
+    """The turn of what bounds a task, from Python or as a CUDA graph."""
+    once = partial(bound.run, timed["direction"])
+    return Turn(cuda_graphs.capture_call(once).replay if timed["launch"] == "graph" else once)

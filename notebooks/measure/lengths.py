@@ -103,7 +103,7 @@ def in_one_process(
         problem = SwiGLUProblem(max(tokens), hidden_size, intermediate_size, dtype=dtype)
         inputs = draw(problem, device)
         rows, upstream = inputs.x.detach().clone(), inputs.dy
-        workload = rival.build(inputs)
+        workload = rivals.workload(rival, inputs)
         torch.mm(rows, rows.t())  # the library and its workspace
         rows.new_empty(RESERVED * max(tokens) * intermediate_size)  # kept by torch's allocator
         warm_s = _warm_up(hidden_size, intermediate_size, dtype, device) if warmed else None

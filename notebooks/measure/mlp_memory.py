@@ -17,7 +17,7 @@ from fusedlib.bench import check, rivals
 from fusedlib.bench.attempt import forget_compiled, free_memory, require_memory
 from fusedlib.bench.cases import Case, grid, require_least
 from fusedlib.bench.operation import Operation, required_results
-from fusedlib.bench.rivals import Rival, Workload
+from fusedlib.bench.rivals import Rival, Workload, workload
 from fusedlib.bench.settings import MIB
 from measure import mlp_ledger, mlp_rivals, pass_memory, study
 from measure.mlp_problem import SwiGLUProblem, draw
@@ -68,7 +68,8 @@ def measure(case: Case) -> dict[str, Any]:
     Raises:
         Refused: the rival is wrong, cannot run here, or is counted far above the memory there is.
     """
-    rival = rivals.get(MODULE if case["experiment"] == "stack" else TASK, case["provider"])
+    name, deep = case["provider"], case["experiment"] == "stack"
+    rival: Rival[..., Any] = rivals.get(MODULE, name) if deep else rivals.get(TASK, name)
     problem, device = SwiGLUProblem.of(case), case["device"]
     rival.check_available(device, problem.dtype)
     require_memory(counted_mib(case) / 1024, device)
@@ -79,11 +80,11 @@ def measure(case: Case) -> dict[str, Any]:
         min(problem.intermediate_size, WIDEST), problem.dtype,
     )  # fmt: skip
     figures = rival.facts() | {"checked_at": checked.shape} | _errors(rival, checked, device)
-    if rival.task == MODULE:
+    if deep:
         return figures | _stack(case)
     idle = _allocated(device)
     inputs = draw(problem, device)
-    work = rival.build(inputs)
+    work = workload(rivals.get(TASK, name), inputs)
     figures["path"] = work.path
     if case["experiment"] == "saved":
         kept = pass_memory.kept_for_backward(work)
@@ -106,7 +107,7 @@ def counted_mib(case: Case) -> float:
 
 
 @cache
-def _errors(rival: Rival, problem: SwiGLUProblem, device: str) -> dict[str, Any]:
+def _errors(rival: Rival[..., Any], problem: SwiGLUProblem, device: str) -> dict[str, Any]:
     """What the check in float64 says: only what is right, with every gradient, is measured.
 
     Raises:
@@ -114,8 +115,10 @@ def _errors(rival: Rival, problem: SwiGLUProblem, device: str) -> dict[str, Any]
     """
     inputs = draw(problem, device)
     setup = Operation(TASK, inputs, reference.swiglu_mlp)
-    module = rival.task == MODULE
-    work = mlp_rivals.one_layer(rival.name, problem, inputs) if module else rival.build(inputs)
+    work = (
+        mlp_rivals.one_layer(rival.name, problem, inputs) if rival.task == MODULE
+        else workload(rival, inputs)
+    )  # fmt: skip
     return setup.error_figures(rival, check.results_of(work, inputs.dy), required_results(inputs))
 
 

@@ -17,13 +17,14 @@ from fusedlib.bench.attempt import TooLarge, Unavailable, require_memory
 from fusedlib.bench.cases import Case, require_known, require_least
 from fusedlib.bench.cases import grid as cases_of
 from fusedlib.bench.race import Checked, Race
-from fusedlib.bench.rivals import Workload, rival
+from fusedlib.bench.rivals import Task, Workload, rival
 from fusedlib.bench.settings import DIRECTIONS
 from measure.attention import exact, footprint
 from measure.attention.problem import AttentionProblem, Operands, draw, operands_bytes, plain_peak
 from models.transformer import plain_attention
 
-TASK = EXPERIMENT = "attention"
+EXPERIMENT = "attention"
+TASK = Task[[Operands], Workload](EXPERIMENT)
 BASELINE = "plain"
 FUSED = "fused"
 GRIDS = ("course", "published", "long")

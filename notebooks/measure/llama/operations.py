@@ -32,7 +32,7 @@ from fusedlib.bench import check, cuda_graphs, rivals, timing
 from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
 from fusedlib.bench.race import Checked, Figures, Race, Turn
-from fusedlib.bench.rivals import rival
+from fusedlib.bench.rivals import Task, rival
 from fusedlib.bench.settings import DTYPES
 from measure import llama
 from measure.pass_memory import mib_of, peak_over_mib
@@ -144,7 +144,7 @@ def plain_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
 PLAIN: dict[str, Callable[..., Outputs]] = {
     "loss": plain_loss, "norm": plain_norm, "rope": plain_rope
 }  # fmt: skip
-TASKS = tuple(PLAIN)
+TASKS: dict[str, Task[..., Any]] = {name: Task(name) for name in PLAIN}
 
 
 class _Norm(NamedTuple):
@@ -173,13 +173,13 @@ def llama_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
 _HUGGING_FACE: tuple[Callable[..., Outputs], ...] = (plain_loss, llama_norm, llama_rope)
 for _task, _build in zip(TASKS, _HUGGING_FACE, strict=True):
     _packages: tuple[str, ...] = () if _task == "loss" else ("transformers",)
-    rival(_task, llama.BASELINE, requires=_packages)(_build)
+    rival(TASKS[_task], llama.BASELINE, requires=_packages)(_build)
     # Not of "all": a compilation takes longer than everything else in `quick`.
-    rival(_task, "inductor", requires=_packages, traits=COMPILED)(_build)
+    rival(TASKS[_task], "inductor", requires=_packages, traits=COMPILED)(_build)
 
 
 def _loss(name: str, build: Callable[..., Outputs], settings: str, **look: Any) -> None:
-    rival("loss", name, settings=settings, **look)(build)
+    rival(TASKS["loss"], name, settings=settings, **look)(build)
 
 
 def liger_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) -> Outputs:
@@ -195,7 +195,7 @@ _loss("liger-fp32", partial(liger_loss, accum_dtype=torch.float32),
       f"{_liger}, accum_dtype=torch.float32")  # fmt: skip
 
 
-@rival("norm", "liger")
+@rival(TASKS["norm"], "liger")
 def liger_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Outputs:
     """Liger's fused add RMSNorm, in_place=False: its default writes over the incoming gradient."""
     from liger_kernel.transformers.functional import liger_fused_add_rms_norm
@@ -204,7 +204,7 @@ def liger_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Outputs:
     return outputs
 
 
-@rival("rope", "liger", traits=frozenset({"in place"}))
+@rival(TASKS["rope"], "liger", traits=frozenset({"in place"}))
 def liger_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     """Liger's RoPE, in place on operands and incoming gradients that nobody else reads."""
     from liger_kernel.transformers import liger_rotary_pos_emb
@@ -213,7 +213,7 @@ def liger_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     return turned
 
 
-@rival("loss", "torch-chunked", label="PyTorch, chunked", slot=10)
+@rival(TASKS["loss"], "torch-chunked", label="PyTorch, chunked", slot=10)
 def torch_chunked(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """torch.nn.functional.linear_cross_entropy, options=LinearCrossEntropyOptions()."""
     if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
@@ -256,25 +256,25 @@ _loss("cut-kahan", partial(cut_loss, filter_eps=None, use_kahan=True),
       label=f"{_cut}, compensated sums", slot=14)  # fmt: skip
 
 
-@rival("loss", "fused")
+@rival(TASKS["loss"], "fused")
 def fused_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """fusedlib.linear_cross_entropy, d_weight summed in fp32."""
     return (fusedlib.linear_cross_entropy(hidden, weight, target),)
 
 
-@rival("norm", "fused")
+@rival(TASKS["norm"], "fused")
 def fused_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Outputs:
     """fusedlib.rms_norm with its residual."""
     return tuple(fusedlib.rms_norm(x, weight, EPS, residual=residual))
 
 
-@rival("rope", "fused")
+@rival(TASKS["rope"], "fused")
 def fused_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     """fusedlib.rope of q and k."""
     return fusedlib.rope(q, k, cos, sin)
 
 
-@rival("loss", "products", traits=BOUND)
+@rival(TASKS["loss"], "products", traits=BOUND)
 def products(operands: Operands, case: Case) -> Callable[[], None]:
     """The problem's logits, d_hidden and d_weight by torch.mm, each into a tensor that exists."""
     hidden, weight = (t.detach() for t in operands.leaves.values())
@@ -311,7 +311,7 @@ def copy(operands: Operands, case: Case) -> Callable[[], None]:
 
 
 for _task in ("norm", "rope"):
-    rival(_task, "copy", traits=BOUND)(copy)
+    rival(TASKS[_task], "copy", traits=BOUND)(copy)
 
 
 # --- cases ---------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def cases(
         **heads, "vocabulary": vocabulary if experiment == "loss" else None, "dtype": dtype,
         "launch": "graph" if graph else "python", "device": where, "repetitions": repetitions,
     }  # fmt: skip
-    names = rivals.chosen(experiment, rival_names)
+    names = rivals.chosen(TASKS[experiment], rival_names)
     return grid(shared, hidden_size=widths, direction=DIRECTIONS[experiment], provider=names)
 
 
@@ -377,7 +377,9 @@ def work(case: Case) -> Figures:
 
 def available(case: Case) -> None:
     """Raise `Unavailable` for what cannot run here, before anything is drawn."""
-    rivals.get(case["experiment"], case["provider"]).check_available(case["device"], case["dtype"])
+    rivals.get(TASKS[case["experiment"]], case["provider"]).check_available(
+        case["device"], case["dtype"]
+    )
 
 
 class Setup:
@@ -399,7 +401,7 @@ class Setup:
         Raises:
             Wrong: one misses, or it wrote over what it was given without saying so.
         """
-        one = rivals.get(case["experiment"], case["provider"])
+        one = rivals.get(TASKS[case["experiment"]], case["provider"])
         if "bound" in one.traits:
             return Checked(
                 one.facts(),
