@@ -94,11 +94,15 @@ class Operation:
     Args:
         task: whose rivals take the inputs and give a `Workload`, or a `Bound`.
         reference: y, or a tuple, of the operands by name, in plain PyTorch.
+        outputs: their names in rows and reasons; by default y, of several y1, y2 and so on.
     """
 
-    def __init__(self, task: str, inputs: Any, reference: Callable[..., Any]) -> None:
+    def __init__(
+        self, task: str, inputs: Any, reference: Callable[..., Any],
+        outputs: str | tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         self.task = Task[[Any], Workload | Bound](task)
-        self.inputs, self.reference = inputs, reference
+        self.inputs, self.reference, self.names = inputs, reference, rivals.named(outputs)
         self.drawn = self.truth("", inputs.leaves())
 
     def truth(self, when: str, values: Mapping[str, Tensor]) -> Truth:
@@ -107,11 +111,17 @@ class Operation:
         given = {n: t.detach().clone().requires_grad_(leaves[n].requires_grad)
                  for n, t in values.items()}  # fmt: skip
         inputs = Operands(given, self.inputs.dy)
-        true, plain = (make(inputs, self.reference) for make in (exact_results, plain_results))
+        true, plain = (
+            self.called(make(inputs, self.reference)) for make in (exact_results, plain_results)
+        )
         baseline = check.errors(plain, true)
         self.kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in plain.items()}
         self.dtype = max({t.dtype for t in plain.values()}, key=check.roundoff)
         return Truth(when, {n: t.detach() for n, t in given.items()}, true, baseline)
+
+    def called(self, results: Results) -> Results:
+        """Results by the names that this operation has for its outputs."""
+        return {self.names.get(name, name): result for name, result in results.items()}
 
     @cached_property
     def rewritten(self) -> Truth:
@@ -166,6 +176,7 @@ class Operation:
         first: Results = {}
         calls = partial(check.results_of, work, dy, handed_out=first)
         figures |= self.hold(one, work, dy, self.drawn, required, calls)
+        first = self.called(first)
         alarms.require_own_memory(first, work.leaves, {})
         for truth in self.others():
             again: Results = {}
@@ -173,26 +184,25 @@ class Operation:
             backward = not truth.forward_only
             calls = partial(check.results_of, work, dy, backward=backward, handed_out=again)
             self.hold(one, work, dy, truth, names, calls)
-            alarms.require_own_memory(again, work.leaves, first)
+            alarms.require_own_memory(self.called(again), work.leaves, first)
+        return Checked(figures, partial(self.turn, one, work, inputs))
 
-        def turn(timed: Case) -> Turn:
-            names = self.required(inputs, timed["direction"])
-            work.write(self.drawn.values)  # samples of other turns may have changed some
+    def turn(self, one: Rival[..., Any], work: Workload, inputs: Inputs, timed: Case) -> Turn:
+        """The turn of a rival that was found right; it is held against the truth once more."""
+        names = self.required(inputs, timed["direction"])
+        work.write(self.drawn.values)  # samples of other turns may have changed some
+        put_back = replace(self.drawn, when="once operands were put back")
 
-            put_back = replace(self.drawn, when="once operands were put back")
+        def again(results: Callable[[], Results]) -> None:
+            for truth in (self.rewritten, put_back):  # one alone may be what was kept
+                self.hold(one, work, inputs.dy, truth, names, results)
 
-            def again(results: Callable[[], Results]) -> None:
-                for truth in (self.rewritten, put_back):  # one alone may be what was kept
-                    self.hold(one, work, dy, truth, names, results)
-
-            return workload_turn(
-                work, dy, timed,
-                lambda results: self.error_figures(one, results, names),
-                again=again,
-                vary=partial(alarms.vary, work.leaves),
-            )  # fmt: skip
-
-        return Checked(figures, turn)
+        return workload_turn(
+            work, inputs.dy, timed,
+            lambda results: self.error_figures(one, self.called(results), names),
+            again=again,
+            vary=partial(alarms.vary, work.leaves),
+        )  # fmt: skip
 
     def hold(
         self, one: Rival[..., Any], work: Workload, dy: Outputs, truth: Truth, required: list[str],
@@ -205,12 +215,15 @@ class Operation:
             Wrong: the rule of `check` rejects one, or an operand was written over.
         """
         gradients = dy if isinstance(dy, tuple) else (dy,)
-        given = {**work.leaves, **{f"dy{index}": d for index, d in enumerate(gradients, 1)}}
+        upstream = {
+            f"the gradient of {name}": dy for name, dy in zip(self.outputs, gradients, strict=True)
+        }
+        given = {**work.leaves, **upstream}
         work.write(truth.values)
         try:
             alarms.poison([self.kinds[name] for name in required], gradients[0].device)
             with alarms.unchanged(given):
-                actual = results()
+                actual = self.called(results())
             try:
                 return self.error_figures(one, actual, required, truth)
             except Wrong as wrong:
