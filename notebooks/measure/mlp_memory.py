@@ -284,7 +284,6 @@ COLUMNS = {
     "beside_liger": Column("beside Liger"),
     "total_peak_mib": Column("peak with weights, MiB", "4", log=True),
     "layer_mib": Column("one more layer, MiB", ",d"),
-    "layer_counted_mib": Column("one more layer by hand, MiB", ",d"),
     "in_weights": Column("peak of a layer / its weights", "3×"),
 }  # fmt: skip
 
@@ -298,8 +297,8 @@ def described(rows: pd.DataFrame) -> pd.DataFrame:
     Of a step: `peak_at`, `counted` and `counted_mib`, the peak by the ledger of the path that ran;
     `whole_mib`, the peak with weights and inputs; `over_fused`, Liger's over fusedlib's in the same
     recording; `beside_liger`, how fusedlib's peak compares with Liger's, in words. Of a stack:
-    `layer_mib`, the peak over that of the stack before it, a layer; `layer_counted_mib`, the same
-    by hand; `in_weights`, the peak a layer over the weights of one.
+    `layer_mib`, the peak over that of the stack before it, a layer; `in_weights`, the peak a layer
+    over the weights of one.
     """
     figures = ["operands_mib", "dy_mib", "peak_mib", "saved_mib", "total_peak_mib", "layers"]
     used = [*SHAPE, *figures, "held", "path", *(f"peak_{name}_mib" for name in CATEGORIES)]
@@ -322,7 +321,7 @@ def described(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(
         over_fused=(steps["whole_mib"] / wholes["fused"]).where(liger),
         beside_liger=_beside_liger(steps["tokens"], peaks["fused"] / peaks["liger"]),
-        **_counted(steps), **_one_more_layer(stacks),
+        layer_mib=_one_more_layer(stacks), **_counted(steps),
     )  # fmt: skip
 
 
@@ -353,22 +352,11 @@ def _counted(steps: pd.DataFrame) -> dict[str, pd.Series]:
     return {name: pd.Series({at: f[n] for at, f in found.items()}) for n, name in enumerate(names)}
 
 
-def _one_more_layer(stacks: pd.DataFrame) -> dict[str, pd.Series]:
-    """MiB of one more layer, measured between two depths and by hand.
-
-    A layer that keeps S, its x included, and has weights of size G: going backward it frees S and
-    leaves gradients of size G. In a first pass the larger decides; held gradients are there before.
-    """
+def _one_more_layer(stacks: pd.DataFrame) -> pd.Series:
+    """MiB of one more layer, measured between two depths."""
     ran = stacks[stacks["status"] == "ok"].sort_values("layers").astype({"machine": str})
     groups = ran.groupby(["machine", "recording", "provider", "held", *SHAPE])
-    hand = {}
-    for at, row in ran.iterrows():
-        if book := mlp_ledger.of(row["provider"], row["path"], row["dtype"]):
-            problem = SwiGLUProblem.of(row)
-            s, g = (book.kept() + mlp_ledger.D).mib(problem), (mlp_ledger.W * 3).mib(problem)
-            hand[at] = 2 * g + s if row["held"] else g + max(s, g)
-    measured = groups["total_peak_mib"].diff() / groups["layers"].diff()
-    return {"layer_mib": measured, "layer_counted_mib": pd.Series(hand, dtype=float)}
+    return groups["total_peak_mib"].diff() / groups["layers"].diff()
 
 
 def by_part(rows: pd.DataFrame) -> pd.DataFrame:
