@@ -9,7 +9,7 @@ A rival must be right for the operands that are drawn and for others in the same
 clock starts, at a random sample of its first race, and after the clock of each.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -82,11 +82,6 @@ def plain_results(inputs: Inputs, reference: Callable[..., Any]) -> Results:
     return check.results_of(Workload(lambda: reference(**leaves), leaves), inputs.dy)
 
 
-def required_results(inputs: Inputs, outputs: Iterable[str] = ("y",)) -> list[str]:
-    """Names of what a rival must give: outputs, and gradients of operands that are not frozen."""
-    return [*outputs, *(f"d_{n}" for n, leaf in inputs.leaves().items() if leaf.requires_grad)]
-
-
 class Operation:
     """One problem with what is true, by the reference in float64; and how far the reference is off
     in the inputs' own dtype, the measure of everybody's errors.
@@ -154,11 +149,13 @@ class Operation:
         return [self.rewritten]
 
     def required(self, inputs: Inputs, direction: str = "forward+backward") -> list[str]:
-        """Names of what a rival must give in a direction; no gradient that the reference lacks."""
+        """Names of what a rival must give in a direction: outputs, and gradients of operands that
+        are not frozen, but none that the reference lacks.
+        """
         if direction == "forward":
             return self.outputs
-        asked = required_results(inputs, self.outputs)
-        return [name for name in asked if name in self.drawn.true]
+        wanted = (f"d_{name}" for name, leaf in inputs.leaves().items() if leaf.requires_grad)
+        return [*self.outputs, *(name for name in wanted if name in self.drawn.true)]
 
     def check(self, case: Case) -> Checked:
         """Set a case's rival up and hold all that it gives against the truth."""
@@ -240,6 +237,17 @@ class Operation:
         kept = not check.misses(own, self.drawn.baseline, self.dtype, outputs)
         how = ", the results stay those of before, kept and not computed" if kept else ""
         return f"{truth.when}{how}: {misses}"
+
+    def figures_of(
+        self, one: Rival[..., Any], work: Workload, required: list[str] | None = None
+    ) -> Figures:  # fmt: skip
+        """Errors of one call on the drawn operands; by default all that they ask for is required.
+
+        Raises:
+            Wrong: the rule of `check` rejects one.
+        """
+        results = self.called(check.results_of(work, self.inputs.dy))
+        return self.error_figures(one, results, required or self.required(self.inputs))
 
     def error_figures(
         self, one: Rival[..., Any], results: Mapping[str, Tensor], required: list[str],

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from fusedlib import reference
-from fusedlib.bench import check, rivals
+from fusedlib.bench import rivals
 from fusedlib.bench.attempt import forget_compiled, free_memory, require_memory
 from fusedlib.bench.cases import Case, grid, require_least
-from fusedlib.bench.operation import Operation, required_results
+from fusedlib.bench.operation import Operation
 from fusedlib.bench.rivals import Rival, Workload, workload
 from fusedlib.bench.settings import MIB
 from measure import mlp_ledger, mlp_rivals, pass_memory, study
@@ -119,7 +119,7 @@ def _errors(rival: Rival[..., Any], problem: SwiGLUProblem, device: str) -> dict
         mlp_rivals.one_layer(rival.name, problem, inputs) if rival.task == MODULE
         else workload(rival, inputs)
     )  # fmt: skip
-    return setup.error_figures(rival, check.results_of(work, inputs.dy), required_results(inputs))
+    return setup.figures_of(rival, work)
 
 
 def _step(work: Workload, dy: Tensor, device: str) -> dict[str, Any]:

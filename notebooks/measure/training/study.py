@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fusedlib import reference
-from fusedlib.bench import check, rivals, timing
+from fusedlib.bench import rivals, timing
 from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.cases import Case, grid, require_known, require_least
 from fusedlib.bench.operation import Operands, Operation
@@ -154,8 +154,7 @@ def checked(
     figures = {**one.facts(), "layer_backward": made_by.name() if made_by else "none"}
     required = [n for n in truth.drawn.true if not (FROZEN in one.traits and n.startswith("d_w"))]
     try:
-        results = truth.called(check.results_of(work, dh))
-        return figures | truth.error_figures(one, results, required)
+        return figures | truth.figures_of(one, work, required)
     except Wrong as refusal:
         if WRONG not in one.traits:
             raise Wrong(str(refusal), figures | refusal.figures) from None
