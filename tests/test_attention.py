@@ -40,7 +40,7 @@ def prepared(name, shape, dtype="float32"):
 @pytest.mark.parametrize("name", ON_CPU)
 def test_kept_bytes_are_those_of_the_formula(name, shape, dtype):
     one, operands, work = prepared(name, shape, dtype)
-    seen = footprint.measure(work, operands.dout)
+    seen = footprint.measure(work, operands.dy)
     assert seen["kept_mib"] * MIB == sum(kept(races.counted_form(name), one).values())
     assert seen["operands_mib"] * MIB == problem.operands_bytes(one)
     assert len(seen["kept"]) == len(kept(races.counted_form(name), one))
@@ -49,8 +49,8 @@ def test_kept_bytes_are_those_of_the_formula(name, shape, dtype):
 @pytest.mark.parametrize("shape", [*SHAPES, (64, 64, 2), (32, 96, 2), (256, 16, 1)])
 def test_plain_attentions_peak_is_that_of_the_formula(shape):
     one, operands, work = prepared("plain", shape)
-    check.results_of(work, operands.dout)
-    seen = footprint.measure(work, operands.dout)
+    check.results_of(work, operands.dy)
+    seen = footprint.measure(work, operands.dy)
     # The host allocates the scalars of a kernel too, some bytes each.
     assert seen["peak_mib"] * MIB == pytest.approx(problem.plain_peak(one, "cpu"), abs=64)
     assert seen["after_forward_mib"] * MIB == pytest.approx(
@@ -90,7 +90,7 @@ def test_plain_traffic_is_that_of_its_operations(shape):
     y = work.forward()
     inputs = list(operands.leaves().values())
     with Traffic() as backward:
-        torch.autograd.grad(y, inputs, operands.dout)
+        torch.autograd.grad(y, inputs, operands.dy)
     assert backward.bytes == traffic(one, "backward", fused=False)
 
 
@@ -100,11 +100,11 @@ def test_flops_are_those_of_torchs_counter(shape):
     with FlopCounterMode(display=False) as forward:
         y = plain.forward()
     with FlopCounterMode(display=False) as backward:
-        y.backward(operands.dout)
+        y.backward(operands.dy)
     assert flops(one, "forward", fused=False) == forward.get_total_flops()
     assert flops(one, "backward", fused=False) == backward.get_total_flops()
     # Of a fused kernel torch counts the whole square; below the diagonal are (T + 1) / 2T of it.
-    shapes = [operands.query.shape] * 4
+    shapes = [operands.dy.shape] * 4
     whole = {
         "forward": flop_counter.sdpa_flop_count(*shapes[:3]),
         "backward": flop_counter.sdpa_backward_flop_count(*shapes),
@@ -123,7 +123,7 @@ def test_what_the_hooks_saw_is_freed():
         seen.append(weakref.ref(p))
         return p @ leaves["value"]
 
-    footprint.measure(Workload(forward, leaves), one.dout)
+    footprint.measure(Workload(forward, leaves), one.dy)
     gc.collect()
     assert seen and all(p() is None for p in seen)
 
@@ -152,11 +152,11 @@ def test_truth_is_attention_and_its_gradients(block, monkeypatch):
         y = looped(*(t[index, 0] for t in doubles))
         torch.testing.assert_close(true.values["y"][index, 0], y)
     leaves = [t.requires_grad_() for t in doubles]
-    plain_attention(*leaves).backward(operands.dout.double())
+    plain_attention(*leaves).backward(operands.dy.double())
     for name, leaf in zip(("query", "key", "value"), leaves, strict=True):
         torch.testing.assert_close(true.values[f"d_{name}"], leaf.grad)
     assert true.values["d_query"][:, :, 0].abs().max() < 1e-15 < true.sizes["d_query"].min()
-    first = (operands.value[:, :, 0].double().square().mean(-1)).sqrt()
+    first = (operands.tensors["value"][:, :, 0].double().square().mean(-1)).sqrt()
     torch.testing.assert_close(true.sizes["y"][:, :, 0, 0], first)
 
 
@@ -177,7 +177,7 @@ def test_an_error_counts_relative_to_its_tokens_terms_where_they_are_large():
 def test_backends_are_right(name, dtype):
     one, operands, work = prepared(name, (128, 64, 4), dtype)
     true = exact.results(operands)
-    actual, baseline = check.results_of(work, operands.dout), exact.baseline_errors(operands, true)
+    actual, baseline = check.results_of(work, operands.dy), exact.baseline_errors(operands, true)
     figures = check.require(exact.errors(actual, true), baseline, one.torch_dtype)
     assert set(figures) == {"y_error", "d_query_error", "d_key_error", "d_value_error"}
     del actual["d_key"]

@@ -32,9 +32,9 @@ def test_a_way_is_right_and_keeps_what_is_counted(name, dtype):
     one, operands, work = prepared(name, dtype)
     with precision_of("highest"):
         true = exact.results(operands)
-        actual = exact.errors(check.results_of(work, operands.dout), true)
+        actual = exact.errors(check.results_of(work, operands.dy), true)
         check.require(actual, exact.baseline_errors(operands, true), one.torch_dtype)
-        seen = footprint.measure(work, operands.dout)
+        seen = footprint.measure(work, operands.dy)
     assert NODES.get(name, "") in work.forward().grad_fn.name()
     if form := races.counted_form(name):
         # Flash and cuDNN keep a random state besides, FlexAttention its mask of blocks.
@@ -47,10 +47,10 @@ def test_a_way_is_right_and_keeps_what_is_counted(name, dtype):
 def test_a_look_at_what_is_kept_leaves_nothing_behind(name):
     torch.compiler.reset()
     _, operands, work = prepared(name, "float32", 2048)
-    footprint.measure(work, operands.dout)
+    footprint.measure(work, operands.dy)
     before = torch.cuda.memory_allocated()
     for _ in range(2):
-        footprint.measure(work, operands.dout)
+        footprint.measure(work, operands.dy)
     assert torch.cuda.memory_allocated() == before
 
 

@@ -43,7 +43,7 @@ def test_every_mlp_is_right_in_a_model(name, precision):
     except Unavailable as refusal:
         pytest.skip(str(refusal))
     with races.cold_compiler(case):
-        figures = races.checked(case, rivals.get("mlp", name))
+        figures = races.checked(case)
     ours = name.startswith("fused")
     assert (figures["path"] is None) == (not ours)
     assert (figures["path"] == "plain PyTorch") == (ours and precision == "fp32")

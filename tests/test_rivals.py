@@ -11,9 +11,11 @@ import pytest
 import measure
 from fusedlib import reference
 from fusedlib.bench import rivals
+from fusedlib.bench.attempt import Unavailable
 from measure import mlp_memory, mlp_rivals, study, swiglu
 from measure.end_to_end import cases as end_to_end
 from measure.end_to_end import races as end_to_end_course
+from measure.mlp_problem import SwiGLUProblem, draw
 from measure.recording import paths
 from measure.recording.results import DESCRIPTION, case_id, read_rows
 from press import display, replay, style
@@ -24,6 +26,13 @@ CASE = (
     "experiment", "group", "provider", "tokens", "hidden_size", "intermediate_size", "dtype",
     "direction", "weight_gradients", "precision", "launch", "device", "repetitions",
 )  # fmt: skip
+
+
+def test_what_bounds_an_operation_is_no_workload_and_says_so():
+    inputs = draw(SwiGLUProblem(2, 3, 5), "cpu")
+    assert rivals.workload(rivals.get(swiglu.TASK, "eager"), inputs).leaves["x"] is inputs.x
+    with pytest.raises(Unavailable, match="products bounds swiglu and gives no y: take another"):
+        rivals.workload(rivals.get(swiglu.TASK, "products"), inputs)
 
 
 @pytest.fixture

@@ -9,18 +9,18 @@ A rival must be right for the operands that are drawn and for others in the same
 clock starts, at a random sample of its first race, and after the clock of each.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from fusedlib.bench import alarms, check, rivals
+from fusedlib.bench import alarms, check, cuda_graphs, rivals
 from fusedlib.bench.attempt import Wrong
 from fusedlib.bench.cases import Case
 from fusedlib.bench.race import Checked, Figures, Turn, workload_turn
-from fusedlib.bench.rivals import Outputs, Rival, Workload
+from fusedlib.bench.rivals import Bound, Outputs, Rival, Task, Workload
 
 Results = dict[str, Tensor]
 SHARES = 1 / 32, 1 / 4, 1.0, 1.0, 1.0
@@ -82,22 +82,22 @@ def plain_results(inputs: Inputs, reference: Callable[..., Any]) -> Results:
     return check.results_of(Workload(lambda: reference(**leaves), leaves), inputs.dy)
 
 
-def required_results(inputs: Inputs, outputs: Iterable[str] = ("y",)) -> list[str]:
-    """Names of what a rival must give: outputs, and gradients of operands that are not frozen."""
-    return [*outputs, *(f"d_{n}" for n, leaf in inputs.leaves().items() if leaf.requires_grad)]
-
-
 class Operation:
     """One problem with what is true, by the reference in float64; and how far the reference is off
     in the inputs' own dtype, the measure of everybody's errors.
 
     Args:
-        task: whose rivals take the inputs and give a `Workload`.
+        task: whose rivals take the inputs and give a `Workload`, or a `Bound`.
         reference: y, or a tuple, of the operands by name, in plain PyTorch.
+        outputs: their names in rows and reasons; by default y, of several y1, y2 and so on.
     """
 
-    def __init__(self, task: str, inputs: Any, reference: Callable[..., Any]) -> None:
-        self.task, self.inputs, self.reference = task, inputs, reference
+    def __init__(
+        self, task: str, inputs: Any, reference: Callable[..., Any],
+        outputs: str | tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        self.task = Task[[Any], Workload | Bound](task)
+        self.inputs, self.reference, self.names = inputs, reference, rivals.named(outputs)
         self.drawn = self.truth("", inputs.leaves())
 
     def truth(self, when: str, values: Mapping[str, Tensor]) -> Truth:
@@ -106,11 +106,17 @@ class Operation:
         given = {n: t.detach().clone().requires_grad_(leaves[n].requires_grad)
                  for n, t in values.items()}  # fmt: skip
         inputs = Operands(given, self.inputs.dy)
-        true, plain = (make(inputs, self.reference) for make in (exact_results, plain_results))
+        true, plain = (
+            self.called(make(inputs, self.reference)) for make in (exact_results, plain_results)
+        )
         baseline = check.errors(plain, true)
         self.kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in plain.items()}
         self.dtype = max({t.dtype for t in plain.values()}, key=check.roundoff)
         return Truth(when, {n: t.detach() for n, t in given.items()}, true, baseline)
+
+    def called(self, results: Results) -> Results:
+        """Results by the names that this operation has for its outputs."""
+        return {self.names.get(name, name): result for name, result in results.items()}
 
     @cached_property
     def rewritten(self) -> Truth:
@@ -143,23 +149,31 @@ class Operation:
         return [self.rewritten]
 
     def required(self, inputs: Inputs, direction: str = "forward+backward") -> list[str]:
-        """Names of what a rival must give in a direction; no gradient that the reference lacks."""
+        """Names of what a rival must give in a direction: outputs, and gradients of operands that
+        are not frozen, but none that the reference lacks.
+        """
         if direction == "forward":
             return self.outputs
-        asked = required_results(inputs, self.outputs)
-        return [name for name in asked if name in self.drawn.true]
+        wanted = (f"d_{name}" for name, leaf in inputs.leaves().items() if leaf.requires_grad)
+        return [*self.outputs, *(name for name in wanted if name in self.drawn.true)]
 
     def check(self, case: Case) -> Checked:
         """Set a case's rival up and hold all that it gives against the truth."""
         return self.checked(rivals.get(self.task, case["provider"]), self.inputs)
 
-    def checked(self, one: Rival, inputs: Inputs) -> Checked:
-        """A rival on these inputs, after y and every gradient that they ask for was right."""
-        work, required, dy = one.build(inputs), self.required(inputs), inputs.dy
+    def checked(self, one: Rival[[Any], Workload | Bound], inputs: Inputs) -> Checked:
+        """A rival on these inputs, after y and every gradient that they ask for was right. A bound
+        is judged by nobody.
+        """
+        work = one.build(inputs)
+        if isinstance(work, Bound):
+            return Checked(one.facts(), partial(bound_turn, work))
+        required, dy = self.required(inputs), inputs.dy
         figures: Figures = {"path": work.path, **one.facts()}
         first: Results = {}
         calls = partial(check.results_of, work, dy, handed_out=first)
         figures |= self.hold(one, work, dy, self.drawn, required, calls)
+        first = self.called(first)
         alarms.require_own_memory(first, work.leaves, {})
         for truth in self.others():
             again: Results = {}
@@ -167,29 +181,28 @@ class Operation:
             backward = not truth.forward_only
             calls = partial(check.results_of, work, dy, backward=backward, handed_out=again)
             self.hold(one, work, dy, truth, names, calls)
-            alarms.require_own_memory(again, work.leaves, first)
+            alarms.require_own_memory(self.called(again), work.leaves, first)
+        return Checked(figures, partial(self.turn, one, work, inputs))
 
-        def turn(timed: Case) -> Turn:
-            names = self.required(inputs, timed["direction"])
-            work.write(self.drawn.values)  # samples of other turns may have changed some
+    def turn(self, one: Rival[..., Any], work: Workload, inputs: Inputs, timed: Case) -> Turn:
+        """The turn of a rival that was found right; it is held against the truth once more."""
+        names = self.required(inputs, timed["direction"])
+        work.write(self.drawn.values)  # samples of other turns may have changed some
+        put_back = replace(self.drawn, when="once operands were put back")
 
-            put_back = replace(self.drawn, when="once operands were put back")
+        def again(results: Callable[[], Results]) -> None:
+            for truth in (self.rewritten, put_back):  # one alone may be what was kept
+                self.hold(one, work, inputs.dy, truth, names, results)
 
-            def again(results: Callable[[], Results]) -> None:
-                for truth in (self.rewritten, put_back):  # one alone may be what was kept
-                    self.hold(one, work, dy, truth, names, results)
-
-            return workload_turn(
-                work, dy, timed,
-                lambda results: self.error_figures(one, results, names),
-                again=again,
-                vary=partial(alarms.vary, work.leaves),
-            )  # fmt: skip
-
-        return Checked(figures, turn)
+        return workload_turn(
+            work, inputs.dy, timed,
+            lambda results: self.error_figures(one, self.called(results), names),
+            again=again,
+            vary=partial(alarms.vary, work.leaves),
+        )  # fmt: skip
 
     def hold(
-        self, one: Rival, work: Workload, dy: Outputs, truth: Truth, required: list[str],
+        self, one: Rival[..., Any], work: Workload, dy: Outputs, truth: Truth, required: list[str],
         results: Callable[[], Results],
     ) -> Figures:  # fmt: skip
         """Errors of what a rival gives where its operands have a truth's values, as figures. The
@@ -199,12 +212,15 @@ class Operation:
             Wrong: the rule of `check` rejects one, or an operand was written over.
         """
         gradients = dy if isinstance(dy, tuple) else (dy,)
-        given = {**work.leaves, **{f"dy{index}": d for index, d in enumerate(gradients, 1)}}
+        upstream = {
+            f"the gradient of {name}": dy for name, dy in zip(self.outputs, gradients, strict=True)
+        }
+        given = {**work.leaves, **upstream}
         work.write(truth.values)
         try:
             alarms.poison([self.kinds[name] for name in required], gradients[0].device)
             with alarms.unchanged(given):
-                actual = results()
+                actual = self.called(results())
             try:
                 return self.error_figures(one, actual, required, truth)
             except Wrong as wrong:
@@ -222,8 +238,19 @@ class Operation:
         how = ", the results stay those of before, kept and not computed" if kept else ""
         return f"{truth.when}{how}: {misses}"
 
+    def figures_of(
+        self, one: Rival[..., Any], work: Workload, required: list[str] | None = None
+    ) -> Figures:  # fmt: skip
+        """Errors of one call on the drawn operands; by default all that they ask for is required.
+
+        Raises:
+            Wrong: the rule of `check` rejects one.
+        """
+        results = self.called(check.results_of(work, self.inputs.dy))
+        return self.error_figures(one, results, required or self.required(self.inputs))
+
     def error_figures(
-        self, one: Rival, results: Mapping[str, Tensor], required: list[str],
+        self, one: Rival[..., Any], results: Mapping[str, Tensor], required: list[str],
         truth: Truth | None = None,
     ) -> Figures:  # fmt: skip
         """Errors in norm, as figures, by default where the operands are as they were drawn.
@@ -234,3 +261,9 @@ class Operation:
         truth = truth or self.drawn
         errors = check.errors(results, truth.true)
         return check.require(errors, truth.baseline, self.dtype, required)
+
+
+def bound_turn(bound: Bound, timed: Case) -> Turn:
+    """The turn of what bounds a task, from Python or as a CUDA graph."""
+    once = partial(bound.run, timed["direction"])
+    return Turn(cuda_graphs.capture_call(once).replay if timed["launch"] == "graph" else once)

@@ -1,15 +1,22 @@
 """The one registry: who is measured, by task. One decorated function is all that a rival needs.
 
-A rival takes a task's inputs, sets itself up outside the clock, and returns what runs. Its name,
-label, colour, requirements and settings stand in its decorator; checks, races, tables, figures and
-claims go through the registry and name nobody.
+A rival takes a task's inputs, sets itself up outside the clock, and returns what runs. What both
+are says the task's type, which mypy holds every rival to:
+
+TASK = Task[[Inputs], Workload]("swiglu")
+
+@rival(TASK, "eager")
+def eager(inputs: Inputs) -> Workload: ...
+
+A rival's name, label, colour, requirements and settings stand in its decorator; checks, races,
+tables, figures and claims go through the registry and name nobody.
 """
 
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +32,12 @@ DISTRIBUTIONS = {
 }  # fmt: skip
 
 Outputs = Tensor | tuple[Tensor, ...]
+P = ParamSpec("P")
+Built = TypeVar("Built", covariant=True)
+
+
+class Task(str, Generic[P, Built]):
+    """The name of a task, with the types of what its rivals take and of what they build."""
 
 
 def named(outputs: object) -> dict[str, Any]:
@@ -97,7 +110,20 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Rival:
+class Bound:
+    """What no rival of an operation can be faster than; it gives no y, and nobody judges it.
+
+    Attributes:
+        run: does the work of a direction.
+        results: what the work wrote, by name, where there is something to look at.
+    """
+
+    run: Callable[[str], object]
+    results: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rival(Generic[P, Built]):
     """A registered rival.
 
     Attributes:
@@ -114,7 +140,7 @@ class Rival:
     name: str
     label: str
     slot: int
-    build: Callable[..., Any]
+    build: Callable[P, Built]
     settings: str
     requires: tuple[str, ...] = ()
     needs_cuda: bool = False
@@ -153,7 +179,7 @@ class Rival:
         return {"version": self.version(), "settings": self.settings}
 
 
-RIVALS: dict[tuple[str, str], Rival] = {}
+RIVALS: dict[tuple[str, str], Rival[..., Any]] = {}
 LOOKS: dict[str, tuple[str, int]] = {
     "fused": ("fusedlib", 0),
     "eager": ("PyTorch", 1),
@@ -183,8 +209,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def rival(
-    task: str, name: str, *, label: str | None = None, slot: int | None = None, **options: Any
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    task: Task[P, Built], name: str, *, label: str | None = None, slot: int | None = None,
+    **options: Any,
+) -> Callable[[Callable[P, Built]], Callable[P, Built]]:  # fmt: skip
     """Register a function as a rival. How it is set is the first line of its docstring, or given
     as `settings` where one function builds several rivals.
 
@@ -197,7 +224,7 @@ def rival(
         ValueError: the task has a rival of this name, or the name has another label or slot.
     """
 
-    def register(build: Callable[..., Any]) -> Callable[..., Any]:
+    def register(build: Callable[P, Built]) -> Callable[P, Built]:
         if (task, name) in RIVALS:
             raise ValueError(f"{task} has a rival named {name!r} already")
         registered = LOOKS.get(name) or next(
@@ -221,7 +248,7 @@ def rival(
     return register
 
 
-def get(task: str, name: str) -> Rival:
+def get(task: Task[P, Built], name: str) -> Rival[P, Built]:
     """The rival of that name in a task.
 
     Raises:
@@ -229,15 +256,28 @@ def get(task: str, name: str) -> Rival:
     """
     if (task, name) not in RIVALS:
         raise ValueError(f"unknown rival {name!r} in {task}; known: {', '.join(names(task))}")
-    return RIVALS[task, name]
+    found: Any = RIVALS[task, name]
+    return found
 
 
-def names(task: str, *traits: str) -> list[str]:
+def workload(one: Rival[P, Workload | Bound], *inputs: P.args, **more: P.kwargs) -> Workload:
+    """What a rival runs on a task's inputs.
+
+    Raises:
+        Unavailable: it is a bound, which gives no y.
+    """
+    built = one.build(*inputs, **more)
+    if isinstance(built, Bound):
+        raise Unavailable(f"{one.name} bounds {one.task} and gives no y: take another rival")
+    return built
+
+
+def names(task: Task[..., Any], *traits: str) -> list[str]:
     """Names of a task's rivals that have all these traits, in the order they were registered."""
     return [n for (t, n), r in RIVALS.items() if t == task and r.traits.issuperset(traits)]
 
 
-def chosen(task: str, wanted: Iterable[str]) -> list[str]:
+def chosen(task: Task[..., Any], wanted: Iterable[str]) -> list[str]:
     """Names of rivals. `all` stands for the task's rivals but those of the trait `on request`;
     `light` leaves out also bounds, and those of the trait `slow to set up` at each new shape.
 

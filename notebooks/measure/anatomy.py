@@ -20,19 +20,20 @@ from fusedlib.bench.attempt import Unavailable, free_memory
 from fusedlib.bench.cases import Case, grid
 from fusedlib.bench.operation import Truth, plain_results
 from fusedlib.bench.race import Checked, Figures
+from fusedlib.bench.rivals import Bound, Rival, Task, Workload
 from fusedlib.bench.verdicts import CARDS
 from measure import study, swiglu
-from measure.mlp_problem import SwiGLUProblem, draw
+from measure.mlp_problem import Inputs, SwiGLUProblem, draw
 from measure.pass_memory import mib_of, peak_over_mib
 from measure.recording import results
 from measure.study import Column, Experiment, Positive, Study
 
-TASK = "published swiglu"
+TASK = Task[[Inputs], Workload | Bound]("published swiglu")
 BLOCK, TEST_BLOCK = 64, 16  # of the published kernel, and of its published test
 SETTINGS = (("float32", "highest"), ("float32", "high"), ("bfloat16", "highest"))
 
 
-def rival_of(name: str) -> rivals.Rival:
+def rival_of(name: str) -> Rival[[Inputs], Workload | Bound]:
     """The published kernel or a repair of that name, else a rival of study 03."""
     return rivals.get(TASK if name in rivals.names(TASK) else swiglu.TASK, name)
 
@@ -103,7 +104,7 @@ class Setup(swiglu.Setup):
         return super().check(case) if one.task == swiglu.TASK else self.checked(one, self.inputs)
 
     def error_figures(
-        self, one: rivals.Rival, results: Mapping[str, Tensor], required: list[str],
+        self, one: Rival[..., Any], results: Mapping[str, Tensor], required: list[str],
         truth: Truth | None = None,
     ) -> Figures:  # fmt: skip
         """Errors of what arrived and, of what is published or repaired, what is wrong."""
@@ -136,7 +137,7 @@ def peak(case: Case) -> Figures:
     figures = errors(case)
     free_memory()
     inputs = draw(SwiGLUProblem.of(case), case["device"])
-    work = rival_of(case["provider"]).build(inputs)
+    work = rivals.workload(rival_of(case["provider"]), inputs)
 
     def step() -> None:
         work.reset()

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 import fusedlib
-from fusedlib.bench import check, fresh, rivals, timing
+from fusedlib.bench import fresh, rivals, timing
 from fusedlib.bench.cases import Case, grid
-from fusedlib.bench.operation import Operation, required_results
+from fusedlib.bench.operation import Operation
 from fusedlib.bench.rivals import Workload
 from fusedlib.reference import swiglu_mlp
 from measure import swiglu
@@ -103,7 +103,7 @@ def in_one_process(
         problem = SwiGLUProblem(max(tokens), hidden_size, intermediate_size, dtype=dtype)
         inputs = draw(problem, device)
         rows, upstream = inputs.x.detach().clone(), inputs.dy
-        workload = rival.build(inputs)
+        workload = rivals.workload(rival, inputs)
         torch.mm(rows, rows.t())  # the library and its workspace
         rows.new_empty(RESERVED * max(tokens) * intermediate_size)  # kept by torch's allocator
         warm_s = _warm_up(hidden_size, intermediate_size, dtype, device) if warmed else None
@@ -119,10 +119,8 @@ def in_one_process(
         binaries = _compiled(folder)
         for count in (tokens[0], max(tokens)):
             inputs.x.data = rows[:count].clone()
-            setup = Operation(swiglu.TASK, replace(inputs, dy=upstream[:count]), swiglu_mlp)
-            setup.error_figures(
-                rival, check.results_of(workload, upstream[:count]), required_results(inputs)
-            )
+            right = Operation(swiglu.TASK, replace(inputs, dy=upstream[:count]), swiglu_mlp)
+            right.figures_of(rival, workload)
     over = [a - b for a, b, new in zip(first, second, compiled, strict=True) if new]
     return {
         "tokens": list(tokens), "first_ms": first, "second_ms": second, "made": compiled,

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from fusedlib import reference
-from fusedlib.bench import check, rivals
+from fusedlib.bench import rivals
 from fusedlib.bench.attempt import forget_compiled, free_memory, require_memory
 from fusedlib.bench.cases import Case, grid, require_least
-from fusedlib.bench.operation import Operation, required_results
-from fusedlib.bench.rivals import Rival, Workload
+from fusedlib.bench.operation import Operation
+from fusedlib.bench.rivals import Rival, Workload, workload
 from fusedlib.bench.settings import MIB
 from measure import mlp_ledger, mlp_rivals, pass_memory, study
 from measure.mlp_problem import SwiGLUProblem, draw
@@ -68,7 +68,8 @@ def measure(case: Case) -> dict[str, Any]:
     Raises:
         Refused: the rival is wrong, cannot run here, or is counted far above the memory there is.
     """
-    rival = rivals.get(MODULE if case["experiment"] == "stack" else TASK, case["provider"])
+    name, deep = case["provider"], case["experiment"] == "stack"
+    rival: Rival[..., Any] = rivals.get(MODULE, name) if deep else rivals.get(TASK, name)
     problem, device = SwiGLUProblem.of(case), case["device"]
     rival.check_available(device, problem.dtype)
     require_memory(counted_mib(case) / 1024, device)
@@ -79,11 +80,11 @@ def measure(case: Case) -> dict[str, Any]:
         min(problem.intermediate_size, WIDEST), problem.dtype,
     )  # fmt: skip
     figures = rival.facts() | {"checked_at": checked.shape} | _errors(rival, checked, device)
-    if rival.task == MODULE:
+    if deep:
         return figures | _stack(case)
     idle = _allocated(device)
     inputs = draw(problem, device)
-    work = rival.build(inputs)
+    work = workload(rivals.get(TASK, name), inputs)
     figures["path"] = work.path
     if case["experiment"] == "saved":
         kept = pass_memory.kept_for_backward(work)
@@ -106,7 +107,7 @@ def counted_mib(case: Case) -> float:
 
 
 @cache
-def _errors(rival: Rival, problem: SwiGLUProblem, device: str) -> dict[str, Any]:
+def _errors(rival: Rival[..., Any], problem: SwiGLUProblem, device: str) -> dict[str, Any]:
     """What the check in float64 says: only what is right, with every gradient, is measured.
 
     Raises:
@@ -114,9 +115,11 @@ def _errors(rival: Rival, problem: SwiGLUProblem, device: str) -> dict[str, Any]
     """
     inputs = draw(problem, device)
     setup = Operation(TASK, inputs, reference.swiglu_mlp)
-    module = rival.task == MODULE
-    work = mlp_rivals.one_layer(rival.name, problem, inputs) if module else rival.build(inputs)
-    return setup.error_figures(rival, check.results_of(work, inputs.dy), required_results(inputs))
+    work = (
+        mlp_rivals.one_layer(rival.name, problem, inputs) if rival.task == MODULE
+        else workload(rival, inputs)
+    )  # fmt: skip
+    return setup.figures_of(rival, work)
 
 
 def _step(work: Workload, dy: Tensor, device: str) -> dict[str, Any]:
@@ -281,7 +284,6 @@ COLUMNS = {
     "beside_liger": Column("beside Liger"),
     "total_peak_mib": Column("peak with weights, MiB", "4", log=True),
     "layer_mib": Column("one more layer, MiB", ",d"),
-    "layer_counted_mib": Column("one more layer by hand, MiB", ",d"),
     "in_weights": Column("peak of a layer / its weights", "3×"),
 }  # fmt: skip
 
@@ -295,8 +297,8 @@ def described(rows: pd.DataFrame) -> pd.DataFrame:
     Of a step: `peak_at`, `counted` and `counted_mib`, the peak by the ledger of the path that ran;
     `whole_mib`, the peak with weights and inputs; `over_fused`, Liger's over fusedlib's in the same
     recording; `beside_liger`, how fusedlib's peak compares with Liger's, in words. Of a stack:
-    `layer_mib`, the peak over that of the stack before it, a layer; `layer_counted_mib`, the same
-    by hand; `in_weights`, the peak a layer over the weights of one.
+    `layer_mib`, the peak over that of the stack before it, a layer; `in_weights`, the peak a layer
+    over the weights of one.
     """
     figures = ["operands_mib", "dy_mib", "peak_mib", "saved_mib", "total_peak_mib", "layers"]
     used = [*SHAPE, *figures, "held", "path", *(f"peak_{name}_mib" for name in CATEGORIES)]
@@ -319,7 +321,7 @@ def described(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(
         over_fused=(steps["whole_mib"] / wholes["fused"]).where(liger),
         beside_liger=_beside_liger(steps["tokens"], peaks["fused"] / peaks["liger"]),
-        **_counted(steps), **_one_more_layer(stacks),
+        layer_mib=_one_more_layer(stacks), **_counted(steps),
     )  # fmt: skip
 
 
@@ -350,22 +352,11 @@ def _counted(steps: pd.DataFrame) -> dict[str, pd.Series]:
     return {name: pd.Series({at: f[n] for at, f in found.items()}) for n, name in enumerate(names)}
 
 
-def _one_more_layer(stacks: pd.DataFrame) -> dict[str, pd.Series]:
-    """MiB of one more layer, measured between two depths and by hand.
-
-    A layer that keeps S, its x included, and has weights of size G: going backward it frees S and
-    leaves gradients of size G. In a first pass the larger decides; held gradients are there before.
-    """
+def _one_more_layer(stacks: pd.DataFrame) -> pd.Series:
+    """MiB of one more layer, measured between two depths."""
     ran = stacks[stacks["status"] == "ok"].sort_values("layers").astype({"machine": str})
     groups = ran.groupby(["machine", "recording", "provider", "held", *SHAPE])
-    hand = {}
-    for at, row in ran.iterrows():
-        if book := mlp_ledger.of(row["provider"], row["path"], row["dtype"]):
-            problem = SwiGLUProblem.of(row)
-            s, g = (book.kept() + mlp_ledger.D).mib(problem), (mlp_ledger.W * 3).mib(problem)
-            hand[at] = 2 * g + s if row["held"] else g + max(s, g)
-    measured = groups["total_peak_mib"].diff() / groups["layers"].diff()
-    return {"layer_mib": measured, "layer_counted_mib": pd.Series(hand, dtype=float)}
+    return groups["total_peak_mib"].diff() / groups["layers"].diff()
 
 
 def by_part(rows: pd.DataFrame) -> pd.DataFrame:

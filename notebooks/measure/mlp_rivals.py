@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from fusedlib.bench import rivals
-from fusedlib.bench.rivals import Workload, rival
+from fusedlib.bench.rivals import Bound, Task, Workload, rival
 from fusedlib.ops.mlp import route
 from fusedlib.ops.mlp.module import SwiGLUMLP
 from measure.mlp_problem import PLAIN_PATH, Inputs, SwiGLUProblem
 from models.transformer import SwiGLU, sharing_copy
 
-TASK, MODULE = "swiglu", "mlp"
+TASK = Task[[Inputs], Workload | Bound]("swiglu")
+MODULE = Task[[SwiGLU], nn.Module]("mlp")
 # How the reference calls the modules' weights.
 _OPERANDS = {"gate_proj.weight": "w_gate", "up_proj.weight": "w_up", "down_proj.weight": "w_down"}
 
@@ -39,9 +40,10 @@ def swiglu_mlp(
         def module(own: SwiGLU) -> nn.Module:
             return FunctionMLP(own, compute)
 
-        for task, build in ((TASK, alone), (MODULE, module)):
+        for build in (alone, module):
             build.__doc__, build.__module__ = compute.__doc__, compute.__module__
-            rival(task, name, **options)(build)
+        rival(TASK, name, **options)(alone)
+        rival(MODULE, name, **options)(module)
         return compute
 
     return register

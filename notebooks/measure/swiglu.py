@@ -1,6 +1,6 @@
 """The SwiGLU MLP's rivals and races: who computes it, on which problems, and how it is checked."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,26 +9,21 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from fusedlib import reference
-from fusedlib.bench import cuda_graphs, race, rivals, roofline
+from fusedlib.bench import race, rivals, roofline
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.cases import Case, grid, require_known
 from fusedlib.bench.operation import Operation
-from fusedlib.bench.race import Checked, Race, Turn
-from fusedlib.bench.rivals import Workload, rival
+from fusedlib.bench.race import Checked, Race
+from fusedlib.bench.rivals import Bound, Workload, rival
 from fusedlib.bench.settings import DIRECTIONS
 from fusedlib.ops.mlp import function as functional
 from measure.mlp_problem import Inputs, SwiGLUProblem, draw
 from measure.mlp_rivals import TASK, swiglu_mlp
 
 BASELINE = "eager"
-PRODUCTS = "products"
-Products = tuple[Callable[[str, bool], None], dict[str, Tensor]]
-
-
 ON_REQUEST, SLOW = frozenset({"on request"}), frozenset({"slow to set up"})
 
 
-@rival(TASK, "fused", requires=("triton",), needs_cuda=True)
 def fused(inputs: Inputs, save: str = "gate_up") -> Workload:
     """Our kernels; in fp32 large products split or, in TF32, cuBLAS's; small ones plain PyTorch."""
     rows = torch.cat([inputs.w_gate, inputs.w_up]).detach()
@@ -40,6 +35,7 @@ def fused(inputs: Inputs, save: str = "gate_up") -> Workload:
     )  # fmt: skip
 
 
+rival(TASK, "fused", requires=("triton",), needs_cuda=True)(fused)
 rival(
     TASK, "fused-input", requires=("triton",), needs_cuda=True, traits=ON_REQUEST,
     settings="Our kernels, keeping x alone for backward and computing gate and up again",
@@ -53,7 +49,6 @@ def eager(inputs: Inputs) -> Workload:
     return Workload(lambda: reference.swiglu_mlp(**leaves), leaves)
 
 
-@rival(TASK, "inductor", traits=SLOW)
 def inductor(inputs: Inputs, *, dynamic: bool = False, mode: str = "default") -> Workload:
     """torch.compile, default mode, fullgraph=True, dynamic=False."""
     leaves = inputs.leaves()
@@ -61,6 +56,7 @@ def inductor(inputs: Inputs, *, dynamic: bool = False, mode: str = "default") ->
     return Workload(lambda: compiled(**leaves), leaves)
 
 
+rival(TASK, "inductor", traits=SLOW)(inductor)
 rival(
     TASK, "inductor-searched", label="torch.compile, searched", slot=9, needs_cuda=True,
     settings="torch.compile, mode max-autotune-no-cudagraphs, fullgraph=True, dynamic=False",
@@ -81,7 +77,6 @@ def liger(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
     return linear(gated, w_down)
 
 
-@rival(TASK, "quack", label="QuACK", slot=4, traits=SLOW)
 def quack(inputs: Inputs, *, tuned: bool = False) -> Workload:
     """quack.mlp.mlp_func, swiglu, gate and up rows by turns, its tiles as they come."""
     from quack.mlp import mlp_func  # type: ignore[import-not-found]
@@ -96,25 +91,23 @@ def quack(inputs: Inputs, *, tuned: bool = False) -> Workload:
     return Workload(forward, leaves, alternating=True)
 
 
+rival(TASK, "quack", label="QuACK", slot=4, traits=SLOW)(quack)
 rival(
     TASK, "quack-searched", label="QuACK, searched", slot=5, traits=ON_REQUEST,
     settings="The same with its search for the fastest tiles, one to three minutes a shape",
 )(partial(quack, tuned=True))  # fmt: skip
 
 
-@rival(TASK, PRODUCTS, traits=frozenset({"bound"}))
+@rival(TASK, "products", traits=frozenset({"bound"}))
 @torch.no_grad()
-def products(inputs: Inputs) -> Products:
+def products(inputs: Inputs) -> Bound:
     """The problem's matrix products by torch.mm, gate and up packed: what no fusion removes.
 
     A forward is two products and a backward four (two with frozen weights), each into a tensor that
     exists already. The operands are the problem's own (gate|up, h and their gradients computed
     once, outside the clock): power, and with it the clock, depends on the data.
-
-    Returns:
-        What runs the products of a direction, with the weights' gradients or without; and its
-        results by name.
     """
+    weight_gradients = inputs.w_gate.requires_grad
     x, w_down, dy = inputs.x.detach(), inputs.w_down.detach(), inputs.dy
     w_gate_up = torch.cat([inputs.w_gate.detach(), inputs.w_up.detach()])
     gate_up = x @ w_gate_up.mT
@@ -128,7 +121,7 @@ def products(inputs: Inputs) -> Products:
         "d_w_gate_up": torch.empty_like(w_gate_up), "d_w_down": torch.empty_like(w_down),
     }  # fmt: skip
 
-    def run(direction: str, weight_gradients: bool) -> None:
+    def run(direction: str) -> None:
         if direction != "backward":
             torch.mm(x, w_gate_up.mT, out=gate_up)
             torch.mm(h, w_down.mT, out=results["y"])
@@ -139,7 +132,7 @@ def products(inputs: Inputs) -> Products:
                 torch.mm(dy.mT, h, out=results["d_w_down"])
                 torch.mm(d_gate_up.mT, x, out=results["d_w_gate_up"])
 
-    return run, results
+    return Bound(run, results)
 
 
 # --- what is measured ----------------------------------------------------------------------------
@@ -194,7 +187,7 @@ def available(case: Case) -> None:
 
 
 class Setup(Operation):
-    """One problem; weights may be frozen, and the products alone are judged by nobody."""
+    """One problem, whose weights may be frozen."""
 
     def __init__(self, case: Case) -> None:
         inputs = draw(SwiGLUProblem.of(case), case["device"])
@@ -203,16 +196,7 @@ class Setup(Operation):
     def check(self, case: Case) -> Checked:
         """Set a rival up and hold y and every gradient that the problem asks for to the truth."""
         inputs = self.inputs if case["weight_gradients"] else self.inputs.frozen()
-        one = rivals.get(TASK, case["provider"])
-        if case["provider"] == PRODUCTS:
-            run, _ = one.build(inputs)
-            return Checked(one.facts(), lambda timed: _products_turn(run, timed))
-        return self.checked(one, inputs)
-
-
-def _products_turn(run: Callable[[str, bool], None], timed: Case) -> Turn:
-    once = partial(run, timed["direction"], timed["weight_gradients"])
-    return Turn(cuda_graphs.capture_call(once).replay if timed["launch"] == "graph" else once)
+        return self.checked(rivals.get(TASK, case["provider"]), inputs)
 
 
 def _work(case: Case) -> dict[str, Any]:

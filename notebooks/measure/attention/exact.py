@@ -8,6 +8,7 @@ context is checked at its full size.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from math import log
 
 import torch
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from fusedlib.bench import check
 from fusedlib.bench.attempt import is_out_of_memory
+from fusedlib.bench.operation import Operands
 from fusedlib.bench.rivals import Workload
-from measure.attention.problem import Operands
 from models.transformer import plain_attention
 
 # Elements of a block of rows: 512 MiB in float64, of which a handful are alive at once.
@@ -43,9 +44,9 @@ class Exact:
 
 def results(operands: Operands) -> Exact:
     """The truth, on the operands' device; for MPS, which has no float64, on the host."""
-    device = "cpu" if operands.query.device.type == "mps" else operands.query.device
+    device = "cpu" if operands.dy.device.type == "mps" else operands.dy.device
     query, key, value = (t.detach().to(device, torch.float64) for t in operands.leaves().values())
-    dout = operands.dout.to(device, torch.float64)
+    dout = operands.dy.to(device, torch.float64)
     y, d_query, d_key, d_value = (torch.zeros_like(dout) for _ in range(4))
     squares = [torch.zeros_like(dout[..., :1]) for _ in range(4)]
     batch, _, length, head_dim = dout.shape
@@ -98,7 +99,7 @@ def baseline_errors(
     Raises:
         ValueError: plain attention errs by more than roundoff, so that it is no measure.
     """
-    batch, _, length, head_dim = operands.dout.shape
+    batch, _, length, head_dim = operands.dy.shape
     step = min(batch, max(1, BLOCK // length**2))
     runs = [errors(_plain(operands, step), true)]
     if whole and step < batch:
@@ -108,7 +109,7 @@ def baseline_errors(
             if not is_out_of_memory(problem):
                 raise
     largest = {name: _larger([each[name] for each in runs]) for name in NAMES}
-    roundoff = torch.finfo(operands.dout.dtype).eps / 2
+    roundoff = torch.finfo(operands.dy.dtype).eps / 2
     most = MOST_ROUNDOFFS * (length + head_dim) ** 0.5 * roundoff
     for name, error in largest.items():
         if length > 1 and not error.norm <= most:  # one token's gradients are 0
@@ -130,11 +131,13 @@ def _larger(runs: list[check.Errors]) -> check.Errors:
 def _plain(operands: Operands, step: int) -> dict[str, Tensor]:
     """Plain attention's results, so many sequences at a time."""
     parts: list[dict[str, Tensor]] = []
-    for start in range(0, operands.dout.shape[0], step):
-        own = operands.sequences(start, start + step)
-        leaves = own.leaves()
-        work = Workload(lambda leaves=leaves: plain_attention(*leaves.values()), leaves)  # type: ignore[misc]
-        parts.append(check.results_of(work, own.dout))
+    for start in range(0, operands.dy.shape[0], step):
+        own = slice(start, start + step)
+        leaves = {
+            name: t.detach()[own].clone().requires_grad_() for name, t in operands.leaves().items()
+        }
+        work = Workload(partial(plain_attention, *leaves.values()), leaves)
+        parts.append(check.results_of(work, operands.dy[own]))
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fusedlib.bench.cases import Case, require_known, require_least
+from fusedlib.bench.operation import Operands
 from fusedlib.bench.settings import DTYPES
 
 HEADS = 1
@@ -76,28 +77,10 @@ class AttentionProblem:
         return self.batch_size * self.context_length
 
 
-@dataclass(frozen=True)
-class Operands:
-    """Q, K, V as leaves that want gradients, and dout; each (B, 1, T, E)."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    dout: Tensor
-
-    def leaves(self) -> dict[str, Tensor]:
-        """The operands by name."""
-        return {"query": self.query, "key": self.key, "value": self.value}
-
-    def sequences(self, start: int, stop: int) -> "Operands":
-        """Some sequences of the batch, with leaves of their own."""
-        parts = (t.detach()[start:stop].clone() for t in self.leaves().values())
-        query, key, value = (part.requires_grad_() for part in parts)
-        return Operands(query, key, value, self.dout[start:stop])
-
-
 def draw(problem: AttentionProblem, device: torch.device | str, seed: int = 0) -> Operands:
-    """Normal operands, the same ones for the same seed and device."""
+    """Normal query, key and value, which want gradients, and dO; each (B, 1, T, E), the same ones
+    for the same seed and device.
+    """
     generator = torch.Generator(device=device).manual_seed(seed)
     shape = (problem.batch_size, HEADS, problem.context_length, problem.head_dim)
 
@@ -105,8 +88,8 @@ def draw(problem: AttentionProblem, device: torch.device | str, seed: int = 0) -
         values = torch.randn(shape, generator=generator, device=device)
         return values.to(problem.torch_dtype)
 
-    query, key, value = (normal().requires_grad_() for _ in range(3))
-    return Operands(query, key, value, normal())
+    leaves = {name: normal().requires_grad_() for name in ("query", "key", "value")}
+    return Operands(leaves, normal())
 
 
 # --- counts --------------------------------------------------------------------------------------

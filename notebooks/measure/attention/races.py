@@ -16,14 +16,16 @@ from fusedlib.bench import check, machine, race, rivals, roofline
 from fusedlib.bench.attempt import TooLarge, Unavailable, require_memory
 from fusedlib.bench.cases import Case, require_known, require_least
 from fusedlib.bench.cases import grid as cases_of
+from fusedlib.bench.operation import Operands
 from fusedlib.bench.race import Checked, Race
-from fusedlib.bench.rivals import Workload, rival
+from fusedlib.bench.rivals import Task, Workload, rival
 from fusedlib.bench.settings import DIRECTIONS
 from measure.attention import exact, footprint
-from measure.attention.problem import AttentionProblem, Operands, draw, operands_bytes, plain_peak
+from measure.attention.problem import AttentionProblem, draw, operands_bytes, plain_peak
 from models.transformer import plain_attention
 
-TASK = EXPERIMENT = "attention"
+EXPERIMENT = "attention"
+TASK = Task[[Operands], Workload](EXPERIMENT)
 BASELINE = "plain"
 FUSED = "fused"
 GRIDS = ("course", "published", "long")
@@ -43,7 +45,7 @@ def plain(operands: Operands) -> Workload:
 
 
 def _backend(operands: Operands, backend: SDPBackend) -> Workload:
-    query, key, value = operands.query, operands.key, operands.value
+    query, key, value = operands.leaves().values()
 
     def forward() -> Tensor:
         with sdpa_kernel(backend):
@@ -77,10 +79,10 @@ def flex(operands: Operands) -> Workload:
     """FlexAttention with a causal block mask, torch.compile, fullgraph=True, dynamic=False."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    device = operands.query.device
+    query, key, value = operands.leaves().values()
+    device = query.device
     if device.type != "cuda":
         raise Unavailable(f"torch has FlexAttention's backward pass on CUDA only, not {device}")
-    query, key, value = operands.query, operands.key, operands.value
     length = query.shape[-2]
     mask = create_block_mask(_causal, None, None, length, length, device=str(device))
     compiled = torch.compile(flex_attention, fullgraph=True, dynamic=False)
@@ -218,7 +220,7 @@ class Setup:
 
     def check(self, case: Case) -> Checked:
         """Set a rival up, hold all that it gives against the truth, and weigh what it holds."""
-        name, dout = case["provider"], self.operands.dout
+        name, dout = case["provider"], self.operands.dy
         check_size(name, self.problem, self.device)
         one = rivals.get(TASK, name)
         work = one.build(self.operands)

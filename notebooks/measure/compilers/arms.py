@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.rivals import rival
+from fusedlib.bench.rivals import Task, rival
 from measure import llama
 
-TASK, BASELINE = "compiler", llama.BASELINE
+BASELINE = llama.BASELINE
 Call = Callable[..., Any]
 
 
@@ -20,6 +20,9 @@ class Arm:
 
     fused: bool
     compile: Callable[[Call], Call]
+
+
+TASK = Task[[], Arm]("compiler")
 
 
 def _as_it_is(call: Call) -> Call:

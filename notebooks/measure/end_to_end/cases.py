@@ -1,6 +1,6 @@
 """Study 06's cases: steps alone and under the profiler, rivals' steps in turns, optimizers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -8,11 +8,15 @@ import torch
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Unavailable, require_memory
 from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
+from fusedlib.bench.rivals import Task
+from measure.mlp_rivals import MODULE
 from measure.transformer_trainer import WEIGHTS
 from models import transformer
-from models.transformer import TransformerConfig, config
+from models.transformer import Transformer, TransformerConfig, config
 
-RACES = {"mlp": "mlp", "model": "compile"}
+Call = Callable[..., Any]
+COMPILE = Task[[Transformer], Call]("compile")
+RACES: dict[str, Task[..., Any]] = {"mlp": MODULE, "model": COMPILE}
 """The task of the rivals by experiment: whose MLP, or whether the model is compiled."""
 OPTIMIZERS = ("for-loop", "foreach", "fused")
 

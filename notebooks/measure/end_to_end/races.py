@@ -19,36 +19,36 @@ from torch import Tensor, nn
 from fusedlib.bench import check, rivals, step_clock, sustained
 from fusedlib.bench.cases import Case
 from fusedlib.bench.race import Checked, Race
-from fusedlib.bench.rivals import Rival, rival
+from fusedlib.bench.rivals import rival
 from fusedlib.bench.settings import matmul_settings
 from fusedlib.ops import fused_class
 from fusedlib.patch import apply
 from measure import mlp_rivals, swiglu  # noqa: F401  (swiglu registers who else computes the MLP)
 from measure.compiling import call_until_compiled, counting_graphs, warm_compiler
 from measure.end_to_end import measure
-from measure.end_to_end.cases import RACES, require_possible, shape
+from measure.end_to_end.cases import COMPILE, RACES, Call, require_possible, shape
+from measure.mlp_rivals import MODULE
 from measure.transformer_trainer import WEIGHTS, Trainer, autocast_bf16
-from models.transformer import Transformer, loss, sharing_copy
+from models.transformer import SwiGLU, Transformer, loss, sharing_copy
 
 LAYERS = 2
 # Of a turn, after a step that gives the host the head start which it has in a loop.
 STEPS = 1
-Call = Callable[..., Any]
 
 
-# --- whether it is compiled: from a callable ------------------------------------------------------
+# --- whether it is compiled ------------------------------------------------------
 
 
-rival("compile", "eager", settings="Plain PyTorch")(lambda call: call)
+rival(COMPILE, "eager", settings="Plain PyTorch")(lambda model: model)
 
 
-@rival("compile", "inductor")
-def compiled(call: Call) -> Call:
+@rival(COMPILE, "inductor")
+def compiled(model: Transformer) -> Call:
     """torch.compile, dynamic=False, from an empty cache on disk."""
-    return torch.compile(call, dynamic=False)
+    return torch.compile(model, dynamic=False)
 
 
-@rival("compile", "linear", label="fusedlib.linear", slot=27, traits=frozenset({"on request"}))
+@rival(COMPILE, "linear", label="fusedlib.linear", slot=27, traits=frozenset({"on request"}))
 def by_linear(model: Transformer) -> Call:
     """Every projection, the head's too, by fusedlib.linear; all else plain PyTorch."""
     same = sharing_copy(model)
@@ -66,12 +66,12 @@ class Setup:
 
     def __init__(self, case: Case) -> None:
         self.trainer = Trainer.of(case)
-        self.own = [b.get_submodule("mlp") for b in self.trainer.model.blocks]
+        self.own = mlps(self.trainer.model)
 
     def check(self, case: Case) -> Checked:
         """Put a rival into the model, step until nothing compiles any more, weigh and check it."""
         trainer, one = self.trainer, rivals.get(RACES[case["experiment"]], case["provider"])
-        rival_in = rival_placer(case, one, trainer.model, self.own)
+        rival_in = rival_placer(case, trainer.model, self.own)
 
         def put_rival_in() -> None:
             trainer.call = rival_in()
@@ -86,21 +86,24 @@ class Setup:
             figures |= step_clock.peaks(trainer)
         finally:
             trainer.clear()
-        figures |= checked(case, one)
+        figures |= checked(case)
         return Checked(
             figures,
             lambda timed: counting_graphs(step_clock.turn(trainer, put_rival_in, STEPS)),
         )
 
 
-def rival_placer(
-    case: Case, one: Rival, model: Transformer, own: Sequence[nn.Module]
-) -> Callable[[], Call]:
+def mlps(model: Transformer) -> list[SwiGLU]:
+    """A model's own MLPs, block by block."""
+    return [part for part in model.modules() if isinstance(part, SwiGLU)]
+
+
+def rival_placer(case: Case, model: Transformer, own: Sequence[SwiGLU]) -> Callable[[], Call]:
     """What puts a rival into a model of these own MLPs and gives the model as it is called then."""
     if case["experiment"] == "model":
-        call = one.build(model)
+        call = rivals.get(COMPILE, case["provider"]).build(model)
         return lambda: call
-    parts = [one.build(mlp) for mlp in own]
+    parts = [rivals.get(MODULE, case["provider"]).build(mlp) for mlp in own]
 
     def rival_in() -> Call:
         for block, part in zip(model.blocks, parts, strict=True):
@@ -110,7 +113,7 @@ def rival_placer(
     return rival_in
 
 
-def checked(case: Case, one: rivals.Rival) -> dict[str, Any]:
+def checked(case: Case) -> dict[str, Any]:
     """Errors of the logits and, the largest, of the gradients; and which code ran, where it varies.
 
     Raises:
@@ -126,7 +129,7 @@ def checked(case: Case, one: rivals.Rival) -> dict[str, Any]:
     true = _results(exact, exact, batch)
     cast = case["precision"] == "bf16 autocast"
     baseline = check.errors(_results(model, model, batch, cast), true)
-    rival_in = rival_placer(case, one, model, [b.get_submodule("mlp") for b in model.blocks])
+    rival_in = rival_placer(case, model, mlps(model))
     errors = check.errors(_results(model, rival_in(), batch, cast), true)
     gradients = [error.norm for name, error in errors.items() if name != "logits"]
     figures = {

@@ -13,10 +13,11 @@ import fusedlib
 from fusedlib.bench import fresh, rivals
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.cases import Case, require_known
-from fusedlib.bench.rivals import rival
+from fusedlib.bench.rivals import Task, rival
 from measure.llama.models import Call, build
 
-TASK, BASELINE = "llama", "huggingface"
+TASK = Task[[nn.Module], Call]("llama")
+BASELINE = "huggingface"
 OTHER_ATTENTION = "huggingface-eager"
 """The baseline again, its sums in another order."""
 SWITCHES = ("rope", "swiglu", "rms_norm", "fused_linear_cross_entropy")

@@ -19,6 +19,7 @@ from measure.llama.arms import TASK
 from measure.llama.models import CONFIGS, Call, build, copy_of, tokens
 from measure.llama.trainer import LlamaTrainer
 
+Arm = rivals.Rival[[nn.Module], Call]
 EXACT = "exact-gradients"
 LAYERS, CHECKED_TOKENS, CHECKED_CONTEXT = 2, 4096, 2048
 CHUNK = 4096  # tokens whose logits exist at once, where a loss is computed for comparison
@@ -52,13 +53,13 @@ class ExactModel:
             tokens(case["model"], batch, context, case["device"]),
         )
 
-    def errors_of(self, one: rivals.Rival) -> dict[str, check.Errors]:
+    def errors_of(self, one: Arm) -> dict[str, check.Errors]:
         """Errors of an arm's loss and gradients, by name; of those alone that arrived."""
         model = copy_of(self.model, weights=True)
         call = one.build(model)
         return check.errors(self._of(model, call, "graph" in one.traits), self.true)
 
-    def errors(self, one: rivals.Rival, dtype: str) -> dict[str, Any]:
+    def errors(self, one: Arm, dtype: str) -> dict[str, Any]:
         """The arm's errors as figures: of the loss, the head's gradient, and the largest one.
 
         Raises:

@@ -8,8 +8,8 @@ norm   x, residual (tokens, hidden), weight (hidden,)           a copy of as man
 rope   q, k (batch, heads, context, head), cos, sin             a copy of as many bytes
        (1, context, head) -> q, k turned, in memory (batch, context, heads, head) as projections are
 
-A task is an experiment of the study; its rivals are functions of the operands, named as above, to
-the outputs in that order. What bounds a task is made for its operands and does as much and no more.
+A task is an experiment of the study; `operation` registers functions of the operands, named as
+above, to the outputs in that order. What bounds a task does as much and no more.
 
 On CUDA a norm or rope is timed as a CUDA graph of `SETS` calls in a row, each on operands of its
 own, all results kept: no host's time, and an L2 that holds little of what comes next. In a loss
@@ -17,8 +17,8 @@ some rivals wait for the host, so all are launched from Python.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -28,11 +28,12 @@ from torch.nn.functional import cross_entropy, linear
 
 import fusedlib
 from fusedlib import reference
-from fusedlib.bench import check, cuda_graphs, rivals, timing
-from fusedlib.bench.attempt import Unavailable, Wrong
+from fusedlib.bench import cuda_graphs, rivals, timing
+from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
+from fusedlib.bench.operation import Operands, Operation, Results
 from fusedlib.bench.race import Checked, Figures, Race, Turn
-from fusedlib.bench.rivals import rival
+from fusedlib.bench.rivals import Bound, Rival, Task, Workload, named, rival
 from fusedlib.bench.settings import DTYPES
 from measure import llama
 from measure.pass_memory import mib_of, peak_over_mib
@@ -44,51 +45,50 @@ EPS, THETA, SCALE = 1e-5, 500_000.0, 0.02  # of Llama-3.2-1B
 DIRECTIONS = {"loss": (BOTH,), "norm": ("forward", BOTH), "rope": ("forward", BOTH)}
 COMPILER: dict[str, Any] = {"fullgraph": True, "dynamic": False, "mode": "default"}
 BOUND, COMPILED = frozenset({"bound"}), frozenset({"on request", "compiled"})
+IN_PLACE = "in place"
+OUTPUTS = {"loss": ("loss",), "norm": ("y", "s"), "rope": ("q_out", "k_out")}
+"""Names of what each task gives, in rows."""
 Outputs = tuple[Tensor, ...]
-Results = dict[str, Tensor]
+Compute = Callable[..., Outputs]
 
 
 @dataclass(frozen=True)
-class Operands:
-    """One set: what wants gradients, what does not, and the gradients of the outputs by name."""
+class Drawn(Operands):
+    """Operands of a case."""
 
-    leaves: dict[str, Tensor]
-    fixed: dict[str, Tensor]
-    upstream: dict[str, Tensor]
+    case: Case = field(default_factory=dict)
 
-    def each(self) -> dict[str, Tensor]:
-        """All of them; an output's gradient goes by `upstream` and its name."""
-        upstream = {f"upstream {name}": tensor for name, tensor in self.upstream.items()}
-        return self.leaves | self.fixed | upstream
-
-    def to(self, dtype: torch.dtype) -> "Operands":
-        """The same values in another dtype; numbers of classes and scalars stay."""
-        leaves, fixed, upstream = (
-            {n: t.detach().to(dtype) if t.is_floating_point() and t.dim() else t for n, t in part}
-            for part in (self.leaves.items(), self.fixed.items(), self.upstream.items())
-        )
-        return Operands({n: t.requires_grad_() for n, t in leaves.items()}, fixed, upstream)
+    def all(self) -> list[Tensor]:
+        """The operands and the outputs' gradients."""
+        return [*self.tensors.values(), *self.dy]
 
 
-def draw(case: Case, seed: int) -> Operands:
-    """Random operands of a case, the same ones for the same seed and device."""
-    on = {"device": case["device"]}
+TASKS = {name: Task[[Drawn], Workload | Bound](name) for name in OUTPUTS}
+OperationRival = Rival[[Drawn], Workload | Bound]
+
+
+def draw(case: Case, seed: int) -> Drawn:
+    """Random operands of a case, the same ones for the same seed and device; target, cos and sin
+    want no gradient.
+    """
+    on, dtype = {"device": case["device"]}, getattr(torch, case["dtype"])
     generator = torch.Generator(**on).manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, **on)
 
+    fixed: dict[str, Tensor] = {}
     batch, length, width = case["batch_size"], case["context_length"], case["hidden_size"]
-    tokens, fixed = batch * length, {}
+    tokens = batch * length
     if case["experiment"] == "loss":
         classes = case["vocabulary"]
         leaves = {"hidden": normal(tokens, width), "weight": SCALE * normal(classes, width)}
         fixed = {"target": torch.randint(classes, (tokens,), generator=generator, **on)}
-        upstream = {"loss": torch.ones((), **on)}
+        dy = [torch.ones((), **on)]
     elif case["experiment"] == "norm":
         leaves = {"x": normal(tokens, width), "residual": normal(tokens, width),
                   "weight": 1 + 0.1 * normal(width)}  # fmt: skip
-        upstream = {"y": normal(tokens, width), "s": normal(tokens, width)}
+        dy = [normal(tokens, width).to(dtype) for _ in range(2)]
     else:
         head = width // case["heads"]
         q, k, dq, dk = (
@@ -97,28 +97,24 @@ def draw(case: Case, seed: int) -> Operands:
         )
         steps = THETA ** -(torch.arange(0, head, 2, **on) / head)
         angles = torch.outer(torch.arange(length, **on), steps).repeat(1, 2)[None]
-        leaves, upstream = {"q": q, "k": k}, {"q_out": dq, "k_out": dk}
-        fixed = {"cos": angles.cos(), "sin": angles.sin()}
-    return Operands(leaves, fixed, upstream).to(getattr(torch, case["dtype"]))
+        leaves, dy = {"q": q, "k": k}, [dq.to(dtype), dk.to(dtype)]
+        fixed = {"cos": angles.cos().to(dtype), "sin": angles.sin().to(dtype)}
+    drawn = {name: tensor.to(dtype).requires_grad_() for name, tensor in leaves.items()}
+    return Drawn({**drawn, **fixed}, tuple(dy), case)
 
 
-def results(forward: Callable[..., Outputs], operands: Operands, direction: str) -> Results:
-    """The outputs by name and, going backward, the gradients that arrive."""
-    outputs = forward(**operands.leaves, **operands.fixed)
-    named = list(zip(operands.upstream, outputs, strict=True))
-    named_results = {name: output.detach() for name, output in named}
-    reached = [(o, operands.upstream[name]) for name, o in named if o.requires_grad]
-    if direction == "forward" or not reached:
-        return named_results
-    gradients = torch.autograd.grad(
-        [o for o, _ in reached], list(operands.leaves.values()), [d for _, d in reached],
-        allow_unused=True,
-    )  # fmt: skip
-    return named_results | {
-        f"d_{name}": gradient
-        for name, gradient in zip(operands.leaves, gradients, strict=True)
-        if gradient is not None
-    }
+def results(work: Workload | Bound, dy: Outputs, direction: str) -> Results:
+    """The outputs and, going backward, the gradients, of which none is copied into a leaf."""
+    if isinstance(work, Bound):
+        work.run(direction)
+        return {}
+    outputs = work.forward()
+    given = {name: output.detach() for name, output in named(outputs).items()}
+    if direction == "forward":
+        return given
+    wanted = {f"d_{name}": leaf for name, leaf in work.leaves.items() if leaf.requires_grad}
+    gradients = torch.autograd.grad(outputs, list(wanted.values()), dy)
+    return given | dict(zip(wanted, gradients, strict=True))
 
 
 # --- rivals --------------------------------------------------------------------------------------
@@ -141,10 +137,43 @@ def plain_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     return reference.rope(q, cos, sin), reference.rope(k, cos, sin)
 
 
-PLAIN: dict[str, Callable[..., Outputs]] = {
-    "loss": plain_loss, "norm": plain_norm, "rope": plain_rope
-}  # fmt: skip
-TASKS = tuple(PLAIN)
+PLAIN: dict[str, Compute] = {"loss": plain_loss, "norm": plain_norm, "rope": plain_rope}
+
+
+def operation(task: str, name: str, **options: Any) -> Callable[[Compute], Compute]:
+    """Register a function of a task's operands as its rival."""
+
+    def register(compute: Compute) -> Compute:
+        def build(operands: Drawn) -> Workload:
+            leaves = operands.leaves()
+            called = compiled(compute) if "compiled" in options.get("traits", ()) else compute
+            return Workload(lambda: called(**leaves), leaves)
+
+        build.__doc__ = compute.__doc__
+        rival(TASKS[task], name, **options)(build)
+        return compute
+
+    return register
+
+
+def on_copies(one: OperationRival) -> OperationRival:
+    """What works in place, with copies of its operands and of the gradients that come in."""
+
+    def build(operands: Drawn) -> Workload:
+        def forward() -> Outputs:
+            copies = {name: 1 * tensor for name, tensor in operands.leaves().items()}
+            own = rivals.workload(one, replace(operands, tensors=copies))
+            return tuple(1 * output for output in own.forward())
+
+        return Workload(forward, operands.leaves())
+
+    return replace(one, build=build)
+
+
+@cache
+def compiled(compute: Compute) -> Compute:
+    """A function through torch.compile."""
+    return torch.compile(compute, **COMPILER)
 
 
 class _Norm(NamedTuple):
@@ -170,16 +199,12 @@ def llama_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     return turned
 
 
-_HUGGING_FACE: tuple[Callable[..., Outputs], ...] = (plain_loss, llama_norm, llama_rope)
-for _task, _build in zip(TASKS, _HUGGING_FACE, strict=True):
+_HUGGING_FACE: tuple[Compute, ...] = (plain_loss, llama_norm, llama_rope)
+for _task, _compute in zip(TASKS, _HUGGING_FACE, strict=True):
     _packages: tuple[str, ...] = () if _task == "loss" else ("transformers",)
-    rival(_task, llama.BASELINE, requires=_packages)(_build)
+    operation(_task, llama.BASELINE, requires=_packages)(_compute)
     # Not of "all": a compilation takes longer than everything else in `quick`.
-    rival(_task, "inductor", requires=_packages, traits=COMPILED)(_build)
-
-
-def _loss(name: str, build: Callable[..., Outputs], settings: str, **look: Any) -> None:
-    rival("loss", name, settings=settings, **look)(build)
+    operation(_task, "inductor", requires=_packages, traits=COMPILED)(_compute)
 
 
 def liger_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) -> Outputs:
@@ -190,12 +215,15 @@ def liger_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) 
 
 
 _liger = "Liger's fused linear cross entropy"
-_loss("liger", liger_loss, f"{_liger} as it comes: d_weight summed in the weight's dtype")
-_loss("liger-fp32", partial(liger_loss, accum_dtype=torch.float32),
-      f"{_liger}, accum_dtype=torch.float32")  # fmt: skip
+operation("loss", "liger", settings=f"{_liger} as it comes: d_weight summed in the weight's dtype")(
+    liger_loss
+)
+operation("loss", "liger-fp32", settings=f"{_liger}, accum_dtype=torch.float32")(
+    partial(liger_loss, accum_dtype=torch.float32)
+)
 
 
-@rival("norm", "liger")
+@operation("norm", "liger")
 def liger_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Outputs:
     """Liger's fused add RMSNorm, in_place=False: its default writes over the incoming gradient."""
     from liger_kernel.transformers.functional import liger_fused_add_rms_norm
@@ -204,7 +232,7 @@ def liger_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Outputs:
     return outputs
 
 
-@rival("rope", "liger", traits=frozenset({"in place"}))
+@operation("rope", "liger", traits=frozenset({IN_PLACE}))
 def liger_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     """Liger's RoPE, in place on operands and incoming gradients that nobody else reads."""
     from liger_kernel.transformers import liger_rotary_pos_emb
@@ -213,7 +241,7 @@ def liger_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     return turned
 
 
-@rival("loss", "torch-chunked", label="PyTorch, chunked", slot=10)
+@operation("loss", "torch-chunked", label="PyTorch, chunked", slot=10)
 def torch_chunked(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """torch.nn.functional.linear_cross_entropy, options=LinearCrossEntropyOptions()."""
     if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
@@ -241,77 +269,80 @@ def cut_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) ->
 
 
 _quack, _cut = "QuACK's chunked_linear_cross_entropy", "cut cross entropy"
-_loss("quack", quack_loss, f"{_quack}, its own choice of a way, tiles as they come",
-      label="QuACK", slot=4)  # fmt: skip
-_loss("quack-unfused", partial(quack_loss, use_scaled_exp=False),
-      f"{_quack}, use_scaled_exp=False, tiles as they come",
-      label="QuACK, backward not fused", slot=13)  # fmt: skip
-_loss("cut", cut_loss, "Cut cross entropy as it comes: skips blocks of gradients below a 32nd of "
-      "the dtype's eps", label=_cut, slot=5)  # fmt: skip
-_loss("cut-whole", partial(cut_loss, filter_eps=None),
-      "Cut cross entropy, filter_eps=None: no block is skipped",
-      label=f"{_cut}, nothing skipped", slot=12)  # fmt: skip
-_loss("cut-kahan", partial(cut_loss, filter_eps=None, use_kahan=True),
-      "Cut cross entropy, filter_eps=None, use_kahan=True: gradients by compensated sums",
-      label=f"{_cut}, compensated sums", slot=14)  # fmt: skip
+operation("loss", "quack", settings=f"{_quack}, its own choice of a way, tiles as they come",
+          label="QuACK", slot=4)(quack_loss)  # fmt: skip
+operation("loss", "quack-unfused", settings=f"{_quack}, use_scaled_exp=False, tiles as they come",
+          label="QuACK, backward not fused", slot=13)(
+    partial(quack_loss, use_scaled_exp=False))  # fmt: skip
+operation("loss", "cut", settings="Cut cross entropy as it comes: skips blocks of gradients below "
+          "a 32nd of the dtype's eps", label=_cut, slot=5)(cut_loss)  # fmt: skip
+operation("loss", "cut-whole", settings="Cut cross entropy, filter_eps=None: no block is skipped",
+          label=f"{_cut}, nothing skipped", slot=12)(
+    partial(cut_loss, filter_eps=None))  # fmt: skip
+operation("loss", "cut-kahan", settings="Cut cross entropy, filter_eps=None, use_kahan=True: "
+          "gradients by compensated sums", label=f"{_cut}, compensated sums", slot=14)(
+    partial(cut_loss, filter_eps=None, use_kahan=True))  # fmt: skip
 
 
-@rival("loss", "fused")
+@operation("loss", "fused")
 def fused_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """fusedlib.linear_cross_entropy, d_weight summed in fp32."""
     return (fusedlib.linear_cross_entropy(hidden, weight, target),)
 
 
-@rival("norm", "fused")
+@operation("norm", "fused")
 def fused_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Outputs:
     """fusedlib.rms_norm with its residual."""
     return tuple(fusedlib.rms_norm(x, weight, EPS, residual=residual))
 
 
-@rival("rope", "fused")
+@operation("rope", "fused")
 def fused_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     """fusedlib.rope of q and k."""
     return fusedlib.rope(q, k, cos, sin)
 
 
-@rival("loss", "products", traits=BOUND)
-def products(operands: Operands, case: Case) -> Callable[[], None]:
+@rival(TASKS["loss"], "products", traits=BOUND)
+def products(operands: Drawn) -> Bound:
     """The problem's logits, d_hidden and d_weight by torch.mm, each into a tensor that exists."""
-    hidden, weight = (t.detach() for t in operands.leaves.values())
-    target = operands.fixed["target"]
+    hidden, weight, target = (t.detach() for t in operands.leaves().values())
     logits = hidden @ weight.mT
     d_logits = torch.softmax(logits, -1, dtype=torch.float32).to(logits.dtype)
     d_logits[torch.arange(len(target), device=target.device), target] -= 1
     d_logits /= len(target)
     d_hidden, d_weight = torch.empty_like(hidden), torch.empty_like(weight)
 
-    def run() -> None:
+    def run(direction: str) -> None:
         torch.mm(hidden, weight.mT, out=logits)
         torch.mm(d_logits, weight, out=d_hidden)
         torch.mm(d_logits.mT, hidden, out=d_weight)
 
-    return run
+    return Bound(run)
 
 
-def copy(operands: Operands, case: Case) -> Callable[[], None]:
+def copy(operands: Drawn) -> Bound:
     """A copy of as many bytes as the operation must move, one a pass, by a kernel: x · 1 in fp32.
 
     `copy_` is the driver's, which took 1.5 times as long for 64 MiB.
     """
-    passes = case["direction"].count("+") + 1
-    size = work(case)["compulsory_bytes"] // passes // 2 // 4
-    source = torch.rand(size, device=case["device"])
-    target = torch.empty_like(source)
 
-    def run() -> None:
+    @cache
+    def buffers(direction: str) -> tuple[int, Tensor, Tensor]:
+        passes = direction.count("+") + 1
+        moved = work({**operands.case, "direction": direction})["compulsory_bytes"]
+        source = torch.rand(moved // passes // 2 // 4, device=operands.case["device"])
+        return passes, source, torch.empty_like(source)
+
+    def run(direction: str) -> None:
+        passes, source, target = buffers(direction)
         for _ in range(passes):
             torch.mul(source, 1.0, out=target)
 
-    return run
+    return Bound(run)
 
 
 for _task in ("norm", "rope"):
-    rival(_task, "copy", traits=BOUND)(copy)
+    rival(TASKS[_task], "copy", traits=BOUND)(copy)
 
 
 # --- cases ---------------------------------------------------------------------------------------
@@ -348,7 +379,7 @@ def cases(
         **heads, "vocabulary": vocabulary if experiment == "loss" else None, "dtype": dtype,
         "launch": "graph" if graph else "python", "device": where, "repetitions": repetitions,
     }  # fmt: skip
-    names = rivals.chosen(experiment, rival_names)
+    names = rivals.chosen(TASKS[experiment], rival_names)
     return grid(shared, hidden_size=widths, direction=DIRECTIONS[experiment], provider=names)
 
 
@@ -377,84 +408,50 @@ def work(case: Case) -> Figures:
 
 def available(case: Case) -> None:
     """Raise `Unavailable` for what cannot run here, before anything is drawn."""
-    rivals.get(case["experiment"], case["provider"]).check_available(case["device"], case["dtype"])
+    rivals.get(TASKS[case["experiment"]], case["provider"]).check_available(
+        case["device"], case["dtype"]
+    )
 
 
-class Setup:
-    """Sets of operands, and of the first one the truth in float64 and plain PyTorch's errors."""
+class Setup(Operation):
+    """Sets of operands, the first of which is checked."""
 
     def __init__(self, case: Case) -> None:
-        self.case, plain = case, PLAIN[case["experiment"]]
-        self.first, self.sets = draw(case, 0), self._draw()
-        self.true = results(plain, self.first.to(torch.float64), BOTH)
-        self.baseline = check.errors(results(plain, self.first, BOTH), self.true)
+        number, task = SETS if case["launch"] == "graph" else 1, case["experiment"]
+        self.draw = lambda: [draw(case, seed) for seed in range(number)]
+        self.sets = self.draw()
+        super().__init__(task, self.sets[0], PLAIN[task], OUTPUTS[task])
 
-    def _draw(self) -> list[Operands]:
-        sets = SETS if self.case["launch"] == "graph" else 1
-        return [draw(self.case, seed) for seed in range(sets)]
+    def changed(self, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """Other values of what wants a gradient: of cos and sin a rival may read one half alone."""
+        leaves, drawn = self.inputs.leaves(), self.drawn.values
+        return {n: change(old) if leaves[n].requires_grad else old for n, old in drawn.items()}
 
     def check(self, case: Case) -> Checked:
-        """Set a rival up and hold all outputs and gradients against the truth.
+        """Hold a case's rival against the truth, one that works in place on copies."""
+        one = rivals.get(TASKS[case["experiment"]], case["provider"])
+        checked = self.checked(on_copies(one) if IN_PLACE in one.traits else one, self.inputs)
+        if "bound" not in one.traits:
+            compiler = str(COMPILER) if "compiled" in one.traits else None
+            checked.figures |= {"path": llama.path_of(case), "compiler": compiler}
+        sets = self.draw() if IN_PLACE in one.traits else self.sets
+        return replace(checked, turn=partial(self._turn, one, sets))
 
-        Raises:
-            Wrong: one misses, or it wrote over what it was given without saying so.
+    def _turn(self, one: OperationRival, sets: list[Drawn], timed: Case) -> Turn:
+        """The turns of one call, or of a graph of all, of which the first one's results are held
+        against the truth.
         """
-        one = rivals.get(case["experiment"], case["provider"])
-        if "bound" in one.traits:
-            return Checked(
-                one.facts(),
-                lambda timed: self._turn(timed, [one.build(each, timed) for each in self.sets]),
-            )
-        in_place, compiled = "in place" in one.traits, "compiled" in one.traits
-        sets = self._draw() if in_place else self.sets
-        forward = torch.compile(one.build, **COMPILER) if compiled else one.build
-        first_results = results(forward, sets[0], BOTH)
-        figures = {**one.facts(), "path": llama.path_of(case)}
-        figures["compiler"] = str(COMPILER) if compiled else None
-        try:
-            figures |= self._error_figures(first_results, BOTH)
-        finally:
-            written = self._restore(sets[0])
-        if written and not in_place:
-            raise Wrong(f"wrote over {', '.join(written)}", figures)
-
-        def turn(timed: Case) -> Turn:
-            calls = [partial(results, forward, each, timed["direction"]) for each in sets]
-            return self._turn(timed, calls, sets[0])
-
-        return Checked(figures, turn)
-
-    def _error_figures(self, results_of_call: Results, direction: str) -> Figures:
-        required = list(self.true if direction == BOTH else self.first.upstream)
-        dtype = getattr(torch, self.case["dtype"])
-        return check.require(
-            check.errors(results_of_call, self.true), self.baseline, dtype, required
-        )
-
-    @torch.no_grad()
-    def _restore(self, operands: Operands) -> list[str]:
-        """Put the first set's values back; the names of those that had others."""
-        drawn, now = self.first.each(), operands.each()
-        written = [name for name in drawn if not torch.equal(now[name], drawn[name])]
-        for name in written:
-            now[name].copy_(drawn[name])
-        return written
-
-    def _turn(
-        self, timed: Case, calls: Sequence[Callable[[], Any]], given: Operands | None = None
-    ) -> Turn:  # fmt: skip
-        """The turns of one call, or of a graph of all; what is checked is what the first one gives
-        on `given`, where there is something to check.
-        """
+        judged = "bound" not in one.traits
+        calls = [partial(results, one.build(each), each.dy, timed["direction"]) for each in sets]
         if timed["launch"] != "graph":
 
             def once() -> None:
                 calls[0]()
 
             return Turn(
-                once, figures=_peaks(calls[0]) if given and timed["device"] == "cuda" else {}
+                once, figures=_peaks(calls[0]) if judged and timed["device"] == "cuda" else {}
             )
-        kept: list[Any] = []
+        kept: list[Results] = []
 
         def every() -> None:
             kept.clear()
@@ -462,10 +459,12 @@ class Setup:
 
         replay, clock = cuda_graphs.capture_call(every).replay, timing.clock_for(timed["device"])
         figures: Figures = {}
-        if given:
-            self._restore(given)
+        if judged:
+            for own, drawn in zip(sets[0].all(), self.inputs.all(), strict=True):
+                own.data.copy_(drawn)
             replay()
-            figures = self._error_figures(kept[0], timed["direction"])
+            required = self.required(self.inputs, timed["direction"])
+            figures = self.error_figures(one, self.called(kept[0]), required)
 
         def run() -> Mapping[str, float]:
             replay()  # the device is busy while the host issues what is timed

@@ -7,7 +7,7 @@ import pandas as pd
 
 from fusedlib.bench.step_clock import pace_setter
 from measure.profiles import classes
-from measure.profiles.measure import ALL_SECTIONS, PERCENTILES, REST, SECTIONS
+from measure.profiles.measure import ALL_SECTIONS, REST, SECTIONS
 from measure.study import Column
 from models import transformer
 
@@ -15,15 +15,11 @@ CASE = ["model", "precision", "context_length", "attention", "provider"]
 IDLE, OTHERS = "GPU idle", "others"
 DRAWN = ("GEMM", "element-wise", "optimizer", "softmax", "copy and cast")
 """Classes that have a colour; all other kernels are `OTHERS`."""
-PASSES = {
-    "inference": ["inference"], "forward": ["forward"], "backward": ["backward"],
-    "both": ["forward", "backward"], "step": [*SECTIONS],
-}  # fmt: skip
 PRODUCTS = ["block/attention/scores", "block/attention/values"]
 SOFTMAX = ["block/attention/softmax"]
 BYTES = {"fp32": (4 + 4, 4), "bf16 autocast": ((2 + 4) + (4 + 4) + (4 + 2), 2)}
 """Bytes that the softmax moves a score, with its casts, and of an element of q, k, v, scores."""
-LISTS = ["classes", "kernels", "parts", "gap_percentiles_us"]
+LISTS = ["classes", "kernels", "parts"]
 FIGURES = [
     "kernels_ms", "profiled_kernels", "profiled_ms", "ranged_ms", "idle_ms", "late_ms", "gaps",
     "step_median_ms", "issue_ms",
@@ -64,18 +60,6 @@ COLUMNS = {
     "issue_ms": Column("launched in", "3 ms"),
     "busy": Column("GPU busy", "2%"),
     "pace": Column("pace set by"),
-    "profiled_over": Column("step under the profiler", "3×"),
-    "ranged_over": Column("with named modules", "3×"),
-    "gap_short_us": Column("shortest tenth of gaps", "3 µs"),
-    "gap_median_us": Column("median gap", "3 µs"),
-    "late_share": Column("of the idle time, waiting for the CPU", "2%"),
-    **{
-        f"{name}_products": Column(label, "2%")
-        for name, label in zip(
-            PASSES, ("inference", "forward", "backward", "both passes", "with AdamW"), strict=True
-        )
-    },
-    "optimizer_share": Column("AdamW", "2%"),
 }  # fmt: skip
 
 
@@ -98,9 +82,7 @@ def _of_clock(rows: pd.DataFrame) -> pd.DataFrame:
     """Beside each profile the same recording's step without a profiler.
 
     `step_ms`, and `issue_ms`, which the CPU takes to launch its kernels; `busy`, the time of
-    kernels over the step, and `pace`, who sets it, both of a GPU alone; `profiled_over` and
-    `ranged_over`, steps under the profiler over it; of the gaps between kernels `gap_short_us` and
-    `gap_median_us`, and `late_share`, for how much of them the GPU waited for the CPU.
+    kernels over the step, and `pace`, who sets it, both of a GPU alone.
     """
     keys = ["machine", "recording", *CASE]
     steps = rows[(rows["experiment"] == "step") & (rows["status"] == "ok")].drop_duplicates(keys)
@@ -108,35 +90,21 @@ def _of_clock(rows: pd.DataFrame) -> pd.DataFrame:
     beside = beside.set_axis(rows.index)
     step = beside["step_median_ms"]
     kernels = rows["kernels_ms"].where(rows["on_device"].eq(True))
-    gaps = rows["gap_percentiles_us"]
     return pd.DataFrame({
         "step_ms": step, "issue_ms": beside["issue_ms"], "busy": kernels / step,
         "pace": [SETTERS[pace_setter(k, s)] if k > 0 and s > 0 else None
                  for k, s in zip(kernels, step, strict=True)],
-        "profiled_over": rows["profiled_ms"] / step, "ranged_over": rows["ranged_ms"] / step,
-        "gap_short_us": gaps.str[PERCENTILES.index(10)].astype(float),
-        "gap_median_us": gaps.str[PERCENTILES.index(50)].astype(float),
-        "late_share": rows["late_ms"] / rows["idle_ms"],
     })  # fmt: skip
 
 
 def _of_kernels(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of a profiled step `products_ms`, `optimizer_ms` and `others_ms`, all but products.
-
-    `optimizer_share` is AdamW's share of the kernels' time, and the products' share has a column
-    for each of `PASSES`, as `forward_products`.
-    """
-    lists, whole = rows["classes"], rows["kernels_ms"]
+    """Of a profiled step `products_ms`, `optimizer_ms` and `others_ms`, all but products."""
     gemm, adam = (
-        lists.map(lambda c, n=n: _ms(c, SECTIONS, [n])).astype(float)
+        rows["classes"].map(lambda c, n=n: _ms(c, SECTIONS, [n])).astype(float)
         for n in (classes.GEMM, classes.OPTIMIZER)
     )
-    figures = {"products_ms": gemm, "optimizer_ms": adam, "others_ms": whole - gemm}
-    figures |= {
-        f"{name}_products": lists.map(lambda c, s=s: _share(c, s)).astype(float)
-        for name, s in PASSES.items()
-    }
-    return pd.DataFrame(figures | {"optimizer_share": adam / whole})
+    others = rows["kernels_ms"] - gemm
+    return pd.DataFrame({"products_ms": gemm, "optimizer_ms": adam, "others_ms": others})
 
 
 def _of_attention(rows: pd.DataFrame) -> pd.DataFrame:
@@ -223,12 +191,6 @@ def _ms(lines: Any, sections: Iterable[str], names: Sequence[str]) -> float | No
     if not isinstance(lines, list):
         return None
     return sum(line[-1] for line in lines if line[0] in sections and line[1] in names)
-
-
-def _share(lines: Any, sections: Sequence[str]) -> float | None:
-    """The products' share of the kernels' time in these passes."""
-    whole = _ms(lines, sections, classes.CLASSES)
-    return (_ms(lines, sections, [classes.GEMM]) or 0.0) / whole if whole else None
 
 
 def _over(parts: Any, section: str) -> float | None:

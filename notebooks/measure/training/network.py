@@ -21,11 +21,10 @@ from torch.nn.functional import linear, log_softmax
 
 from fusedlib import reference
 from fusedlib.bench.cases import require_known
-from fusedlib.bench.rivals import get, rival
+from fusedlib.bench.rivals import Task, get, rival
 from fusedlib.bench.settings import matmul_settings
 from fusedlib.ops.mlp import function as functional
 
-TASK = "mnist"
 BASELINE = "eager"
 FROZEN, WRONG = "frozen", "wrong"
 """Traits: gate and up weights are not trained; wrong on purpose, trained as the study's subject."""
@@ -76,10 +75,13 @@ class Layer(nn.Module):
         return {n: t for n, t in zip(("gate", "up"), tensors, strict=True) if t is not None}
 
 
+TASK = Task[[int, int, str], Layer]("mnist")
+
+
 class Network(nn.Module):
     """One of `NETWORKS` around the layer of an arm."""
 
-    def __init__(self, kind: str, arm: str, width: int, device: torch.device | str) -> None:
+    def __init__(self, kind: str, arm: str, width: int, device: str) -> None:
         super().__init__()
         require_known("network", kind, NETWORKS)
         before: list[nn.Module] = []

@@ -16,10 +16,12 @@ from pydantic import Field
 from torch import Tensor
 
 from fusedlib import reference
-from fusedlib.bench import check, rivals, timing
+from fusedlib.bench import rivals, timing
 from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.cases import Case, grid, require_known, require_least
+from fusedlib.bench.operation import Operands, Operation
 from fusedlib.bench.race import LAUNCHES, Checked, Figures, Race, Turn
+from fusedlib.bench.rivals import Workload
 from fusedlib.bench.statistics import summarize
 from measure import study
 from measure.study import Experiment, Study
@@ -127,50 +129,36 @@ def checked(
     Raises:
         Wrong: it errs more than `check` allows; an arm that is wrong on purpose says it in `wrong`.
     """
-    generator = torch.Generator(device=device).manual_seed(0)
+    one, generator = rivals.get(TASK, arm), torch.Generator(device=device).manual_seed(0)
     x, dh = (
         torch.randn(batch_size, n, generator=generator, device=device) for n in (hidden, width)
     )
-    one = rivals.get(TASK, arm)
+
+    def weights_of(layer: network.Layer) -> dict[str, Tensor]:
+        return {f"w_{name}": weight for name, weight in layer.named_parameters()}
+
+    def under_autocast(function: Callable[..., Tensor], **operands: Tensor) -> Tensor:
+        with network.autocast(precision, device):  # which leaves float64 as it is
+            return function(**operands)
+
     layers = []
     for drawn in (one, rivals.get(TASK, BASELINE)):
         torch.manual_seed(0)
         layers.append(drawn.build(hidden, width, device))
-    true = _truth(layers[1], x, dh)
-    baseline = check.errors(_results(layers[1], x, dh, precision)[0], true)
-    results, backward = _results(layers[0], x, dh, precision)
-    figures = {**one.facts(), "layer_backward": backward}
-    required = [n for n in true if not (FROZEN in one.traits and n.startswith("d_w"))]
+    layer, plain = layers
+    inputs = Operands({"x": x.requires_grad_(), **weights_of(plain)}, dh)
+    truth = Operation(TASK, inputs, partial(under_autocast, reference.swiglu), "h")
+    truth.dtype = PRECISIONS[precision]
+    work = Workload(partial(under_autocast, layer, x=x), {"x": x, **weights_of(layer)})
+    made_by = work.forward().grad_fn
+    figures = {**one.facts(), "layer_backward": made_by.name() if made_by else "none"}
+    required = [n for n in truth.drawn.true if not (FROZEN in one.traits and n.startswith("d_w"))]
     try:
-        errors = check.errors(results, true)
-        return figures | check.require(errors, baseline, PRECISIONS[precision], required)
+        return figures | truth.figures_of(one, work, required)
     except Wrong as refusal:
         if WRONG not in one.traits:
             raise Wrong(str(refusal), figures | refusal.figures) from None
         return figures | refusal.figures | {"wrong": str(refusal)}
-
-
-def _truth(layer: network.Layer, x: Tensor, dh: Tensor) -> dict[str, Tensor]:
-    operands = {"x": x, **{f"w_{name}": w for name, w in layer.weights().items()}}
-    leaves = {name: t.detach().double().requires_grad_() for name, t in operands.items()}
-    h = reference.swiglu(**leaves)
-    h.backward(dh.double())
-    gradients = {f"d_{name}": t.grad for name, t in leaves.items() if t.grad is not None}
-    return {"h": h.detach(), **gradients}
-
-
-def _results(
-    layer: network.Layer, x: Tensor, dh: Tensor, precision: str
-) -> tuple[dict[str, Tensor], str]:
-    """h and the gradients that arrived, by the reference's names, and the name of h's backward."""
-    x = x.clone().requires_grad_()
-    with network.autocast(precision, str(x.device)):
-        h = layer(x)
-    backward = h.grad_fn.name() if h.grad_fn is not None else "none"
-    h.backward(dh.to(h.dtype))
-    results = {f"d_w_{name}": gradient for name, gradient in layer.gradients().items()}
-    results |= {} if x.grad is None else {"d_x": x.grad}
-    return {"h": h.detach(), **results}, backward
 
 
 def _checked(case: Case) -> Figures:
