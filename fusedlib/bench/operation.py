@@ -9,9 +9,10 @@ A rival must be right for the operands that are drawn and for others in the same
 clock starts, at a random sample of its first race, and after the clock of each.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import count
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -96,6 +97,9 @@ class Operation:
         reference: y, or a tuple, of the operands by name, in plain PyTorch.
     """
 
+    times = 1.0
+    """How many times the rule's error is no reason to refuse (`check.misses`)."""
+
     def __init__(self, task: str, inputs: Any, reference: Callable[..., Any]) -> None:
         self.task, self.inputs, self.reference = task, inputs, reference
         self.drawn = self.truth("", inputs.leaves())
@@ -136,7 +140,7 @@ class Operation:
     def distinguishes(self, other: Truth, name: str) -> bool:
         """Whether the right result of the drawn values is wrong for other values."""
         kept = check.errors({name: self.drawn.true[name]}, other.true)
-        return bool(check.misses(kept, other.baseline, self.dtype, [name]))
+        return bool(check.misses(kept, other.baseline, self.dtype, [name], self.times))
 
     def others(self) -> list[Truth]:
         """For what else a rival must be right, before it is timed."""
@@ -148,6 +152,10 @@ class Operation:
             return self.outputs
         asked = required_results(inputs, self.outputs)
         return [name for name in asked if name in self.drawn.true]
+
+    def vary(self, work: Workload, seeds: Iterator[int]) -> None:
+        """Change the operands before a sample, so that no sample has those of another."""
+        alarms.vary(work.leaves)
 
     def check(self, case: Case) -> Checked:
         """Set a case's rival up and hold all that it gives against the truth."""
@@ -183,7 +191,7 @@ class Operation:
                 work, dy, timed,
                 lambda results: self.error_figures(one, results, names),
                 again=again,
-                vary=partial(alarms.vary, work.leaves),
+                vary=partial(self.vary, work, count(2)),
             )  # fmt: skip
 
         return Checked(figures, turn)
@@ -218,7 +226,7 @@ class Operation:
             return misses
         own = check.errors(actual, self.drawn.true)
         outputs = set(self.outputs) & set(required)
-        kept = not check.misses(own, self.drawn.baseline, self.dtype, outputs)
+        kept = not check.misses(own, self.drawn.baseline, self.dtype, outputs, self.times)
         how = ", the results stay those of before, kept and not computed" if kept else ""
         return f"{truth.when}{how}: {misses}"
 
