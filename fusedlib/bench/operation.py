@@ -142,6 +142,7 @@ class Operation:
         kept = check.errors({name: self.drawn.true[name]}, other.true)
         return bool(check.misses(kept, other.baseline, self.dtype, [name], self.times))
 
+    @cached_property
     def others(self) -> list[Truth]:
         """For what else a rival must be right, before it is timed."""
         return [self.rewritten]
@@ -169,7 +170,7 @@ class Operation:
         calls = partial(check.results_of, work, dy, handed_out=first)
         figures |= self.hold(one, work, dy, self.drawn, required, calls)
         alarms.require_own_memory(first, work.leaves, {})
-        for truth in self.others():
+        for truth in self.others:
             again: Results = {}
             names = self.outputs if truth.forward_only else required
             backward = not truth.forward_only
