@@ -80,11 +80,11 @@ def compare(
       refused; so is one of which a second clock says something else, or that a call of nothing
       takes too.
 
-    Not seen: who rewrites this library, which runs in the same process. Work done ahead in another
-    process. What is kept by all inputs' contents, in the later calls of a burst. Compilation after
-    the warm-up: it makes single samples long, and the median leaves them out. Lines that stay in
-    the L2 against the flush, but by a time under the bytes' least. Why a card throttles: `rows`
-    have its clocks, power and temperature before and after.
+    Not seen are: who rewrites this library, which runs in the same process; another process, which
+    helps a call along; what is kept by all inputs' contents, in the later calls of a burst;
+    compilation after the warm-up, whose long samples the median leaves out; a part of the L2 that
+    is set aside against the flush, unless a time is below the bytes' least; why a card throttles
+    (`rows` have its clocks, power and temperature before and after).
 
     Args:
         reference: plain PyTorch, correct, also in float64.
@@ -102,9 +102,8 @@ def compare(
         deterministic: whether the functions promise the same bits for the same inputs.
 
     Raises:
-        ValueError: no function, no input, inputs on several devices or on one without float64, of
-            other shapes or dtypes with another seed, an unknown launch, or a graph of a backward
-            alone.
+        ValueError: no function, no input, inputs on several devices, on one without float64 or of
+            other shapes with another seed, an unknown launch, or a graph of a backward alone.
     """
     seeded = inputs if callable(inputs) else None
     operands = dict(inputs(0) if callable(inputs) else inputs)
@@ -205,9 +204,10 @@ class _Problem(Operation):
         if (seeded or any(map(alarms.is_writable, leaves.values()))) and not any(differ):
             raise Wrong(
                 "the reference gives the same whatever its operands are, within what the rule "
-                "allows: no function can be told from a constant"
-                + (", if the seeds 0 and 1 give other values at all" if seeded else "")
-            )
+                "allows: there is nothing to compute, and no function can be told from a constant; "
+                + ("give other values for seed 1 than for 0" if seeded else "give larger inputs or "
+                   "a wider dtype, or compare the gradients too, backward=True")
+            )  # fmt: skip
 
     def truth(self, when: str, values: Named) -> Truth:
         """Also where the reference happened to round its largest element well."""
@@ -396,10 +396,9 @@ class Comparison:
         middle, low, high = ([figures[f"{prefix}median{end}_ms"] for figures in given]
                              for end in ("", "_low", "_high"))  # fmt: skip
         ms = Interval(statistics.median(middle), min(low), max(high))
-        speeds = [
-            paired_ratio(one.figures["samples_ms"], other["samples_ms"]).value
-            for one, other in zip(first, given, strict=True) if one.status in timed
-        ]  # fmt: skip
+        speeds = [paired_ratio(one.figures["samples_ms"], other["samples_ms"]).value
+                  for one, other in zip(first, given, strict=True)
+                  if one.status in timed]  # fmt: skip
         speed = statistics.median(speeds) if len(speeds) == len(given) else None
         share = self._share(given[0], ms.value)
         return Line(name, rows[0].status, rows[0].reason, ms, speed, share)
