@@ -66,11 +66,12 @@ def compare(
       precision 1.25 times, is less accurate: a sum in another order errs so, in float32 nothing of
       less precision does.
     - It must be right for the inputs; for the same memory rewritten, so that neither address nor
-      version tells, which is asked again at a random sample and after the clock; and for other
-      values, with full mantissas. Tensors are rewritten in part, and forward alone is asked for
-      values ten times as large and shifted by five, where the reference stays finite. Where inputs
-      have a structure that this breaks (symmetric, sorted, probabilities), or masks and indices
-      that matter, give a function of a seed: then no values are used but those of its seeds.
+      version tells; for other values, with full mantissas; and, at a random sample and after the
+      clock, for values that were not there before. Tensors are rewritten in part, or in an element
+      each; forward alone is asked for values ten times as large and shifted by five, where the
+      reference stays finite. Where inputs have a structure that this breaks (symmetric, sorted,
+      probabilities), or masks and indices that matter, give a function of a seed: then no values
+      are used but those of its seeds.
     - Outputs are plain tensors with memory of their own, of the reference's shape and dtype, not
       handed out before, done at the return. Nothing is complex. Inputs stay as they are, no thread
       stays at work, no timer is replaced.
@@ -90,7 +91,7 @@ def compare(
         reference: plain PyTorch, correct, also in float64.
         functions: by name; the first is what others are compared with.
         inputs: tensors by name on one device, or a function of a seed that gives them, called with
-            0, 1 and another for each sample. Gradients are taken of those that require one, of all
+            0, 1 and others below 2³¹. Gradients are taken of those that require one, of all
             of floating point where none does.
         backward: False times forward; True forward and backward; "alone" backward.
         launch: "python", a loop's calls; "graph", replays of a CUDA graph; "sustained", each alone
@@ -220,6 +221,9 @@ class _Problem(Operation):
                 found.baseline[name] = check.Errors(own.norm, max(own.worst, least))
         return found
 
+    def _true_of(self, seed: int) -> Truth:
+        return self.truth(f"for the inputs of seed {seed}", self._of_seed(seed))
+
     def _of_seed(self, seed: int) -> Named:
         """A seed's operands; of one whose elements share memory what was drawn."""
         given, leaves = self.seeded(seed), self.inputs.leaves()  # type: ignore[misc]
@@ -237,7 +241,7 @@ class _Problem(Operation):
     def rewritten(self) -> Truth:
         """Where inputs are a function, to those of another seed, whole: a part may be no input."""
         if self.seeded:
-            return self.truth("for the inputs of seed 1", self._of_seed(1))
+            return self._true_of(1)
         try:
             return super().rewritten
         except RuntimeError as error:
@@ -245,6 +249,17 @@ class _Problem(Operation):
                 raise
             raise Wrong(f"the reference fails once operands were rewritten: {error}; {STRUCTURE}"
                         ) from None  # fmt: skip
+
+    def unforeseen(self) -> Truth:
+        """For what no check has had: another seed, or, as in a sample, a change of one element in
+        each operand, where results show it.
+        """
+        if self.seeded:
+            return self._true_of(alarms.some_of(2**31 - 1))
+        single = self.changed(partial(alarms.partly_changed, share=0.0))
+        near = self.truth("once operands were rewritten in an element", single)
+        shown = all(self.distinguishes(near, name) for name in self.outputs)
+        return near if shown else self.rewritten
 
     @cached_property
     def others(self) -> list[Truth]:

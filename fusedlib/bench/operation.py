@@ -147,6 +147,10 @@ class Operation:
         """For what else a rival must be right, before it is timed."""
         return [self.rewritten]
 
+    def unforeseen(self) -> Truth:
+        """For what it must be right between two samples, and after the clock."""
+        return self.rewritten
+
     def required(self, inputs: Inputs, direction: str = "forward+backward") -> list[str]:
         """Names of what a rival must give in a direction; no gradient that the reference lacks."""
         if direction == "forward":
@@ -185,7 +189,7 @@ class Operation:
             put_back = replace(self.drawn, when="once operands were put back")
 
             def again(results: Callable[[], Results]) -> None:
-                for truth in (self.rewritten, put_back):  # one alone may be what was kept
+                for truth in (self.unforeseen(), put_back):  # one alone may be what was kept
                     self.hold(one, work, dy, truth, names, results)
 
             return workload_turn(
