@@ -22,14 +22,15 @@ from fusedlib.bench.statistics import Interval, paired_ratio
 
 TASK = "compare"
 LESS_ACCURATE = "less accurate"
-TIMES_LESS_ACCURATE, TIMES_IN_HALF = 16.0, 1.25
+TIMES_LESS_ACCURATE, TIMES_IN_HALF = 64.0, 1.25
 """How many times what the rule allows a result may err and be timed, in float32, in half precision.
 
-In float32, 40 honest formulations were at 2.1 at most, in 3 seeds, and sums that round at every row
-at 6 for 1,000 rows, 11 for 8,192. Products with operands as TF32 were above 300, with fp16
-operands, results or sums above 500, without the last of 32,768 terms above 8,000; with 16 bits of
-mantissa at 10 to 20. In half precision the honest that sum in float32 were at 1.15 at most, in 12
-seeds; a product without the last of 4,096 terms at 1.3, its sum in bf16 at 1.7.
+In float32, 79 honest pairs were at 2.1 at most, in 3 seeds, but for sums that round at every row,
+at 11 for 8,192 rows, and logsumexp's gradient in torch._refs, at 35 for 4,096 columns, in 12 seeds.
+Products with operands as TF32 were above 300, with fp16 operands, results or sums above 500,
+without the last of 32,768 terms above 8,000; with 13 bits of mantissa, at 40 to 110, they may pass.
+In half precision the honest that sum in float32 were at 1.15 at most, in 12 seeds; a product
+without the last of 4,096 terms at 1.3, its sum in bf16 at 1.7.
 """
 ROUGHLY = check.Errors(0.1, math.inf)
 """Plain PyTorch's error for large values in half precision, where attention by hand, whose scores
@@ -62,7 +63,7 @@ def compare(
 
     - The truth is the reference in float64. An output or gradient may err twice as much as the
       reference does in the inputs' own dtype, and four roundoffs, in norm and, of the largest, in
-      its worst element. NaN is right only where the truth has it. Up to 16 times that, in half
+      its worst element. NaN is right only where the truth has it. Up to 64 times that, in half
       precision 1.25 times, is less accurate: a sum in another order errs so, in float32 nothing of
       less precision does.
     - It must be right for the inputs; for the same memory rewritten, so that neither address nor
