@@ -2,16 +2,14 @@
 
 Each looks at behaviour, never at source:
 
-- outputs are plain tensors with memory of their own, no other than what was handed out before, and
-  are judged as they are at the return: what another thread or stream writes later does not count;
-- operands are rewritten in place so that neither address nor version tells (`write`), and results
-  must be right for the new values (`fusedlib.bench.operation`);
+- outputs are plain tensors with memory of their own, judged as they are at the return;
+- operands are rewritten so that neither address nor version tells (`write`), and results must be
+  right for the new values (`fusedlib.bench.operation`);
 - operands must be as they were, no thread may stay, blocks that were freed hold NaN (`poison`);
-- a time must be possible for the card's tensor cores and memory, and agree with a second clock;
-- nobody replaces a timer, and a call of nothing must cost next to nothing.
+- a time must be possible for the card, agree with a second clock and be more than that of nothing;
+- nobody replaces a timer, and work runs on the clock's stream (`timing.in_turns`).
 
-That work runs on another stream than the clock's, `timing.in_turns` sees too. A rival runs in this
-process: one that is out to change this module instead, nothing here can refuse.
+A rival runs in this process: one that is out to change this module, nothing here can refuse.
 """
 
 import random
@@ -78,9 +76,8 @@ def write(tensor: Tensor, values: Tensor) -> None:
 def partly_changed(tensor: Tensor, share: float) -> Tensor:
     """A copy in which a run of that share of the elements, somewhere, has other values.
 
-    Each is another element of the tensor times a number in (0.5, 1), so that values stay in their
-    range and fill the mantissa. Where the run is short, whoever looks at some elements to tell
-    whether the operands are those of the last call sees no change.
+    Each is another element times a number in (0.5, 1): of the tensor's range, with a full mantissa.
+    Who looks at some elements to know operands again sees no change where the run is short.
     """
     changed = tensor.detach().clone(memory_format=torch.contiguous_format)
     flat = changed.view(-1)
@@ -118,11 +115,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 @contextmanager
 def unchanged(operands: Mapping[str, Tensor]) -> Iterator[None]:
-    """Hold operands against what they were before; they are put back.
-
-    Raises:
-        Wrong: one was written over.
-    """
+    """Put operands back as they were; raise `Wrong` where one was written over."""
     kept = {name: tensor.detach().clone() for name, tensor in operands.items()}
     yield
     written = [name for name, old in kept.items() if not same_bits(operands[name], old)]
@@ -135,11 +128,7 @@ def unchanged(operands: Mapping[str, Tensor]) -> Iterator[None]:
 
 @contextmanager
 def no_new_threads() -> Iterator[None]:
-    """Hold the threads against those that there were.
-
-    Raises:
-        Wrong: a thread of Python's that began inside is still alive.
-    """
+    """Raise `Wrong` where a thread of Python's that began inside is still alive."""
     before = set(threading.enumerate())
     yield
     # A dummy stands for a thread of others, such as autograd's, that once ran Python.
@@ -156,28 +145,23 @@ def no_new_threads() -> Iterator[None]:
 
 
 def poison(shapes: Iterable[tuple[torch.Size, torch.dtype]], device: torch.device) -> None:
-    """Fill with NaN the blocks that the allocator gives to tensors of these shapes next: the right
-    results of another rival may lie there.
-    """
+    """Fill with NaN the blocks that such tensors get next: right results may lie there."""
     blocks = [torch.empty(s, dtype=d, device=device) for s, d in shapes for _ in range(2)]
     for block in blocks:
         block.fill_(float("nan") if block.is_floating_point() else 1)
 
 
 def hold_back(device: torch.device) -> None:
-    """Keep a card's current stream busy for some ms: what a call's output does not wait for is not
-    there yet when the output is copied. Without, work on another stream is done before the host
-    has launched the copy, where it is short.
+    """Keep a card's current stream busy for some ms, so that an output is copied before short work
+    on another stream is done, for which it does not wait.
     """
     if device.type == "cuda":
         torch.cuda._sleep(HOLD_CYCLES)
 
 
 def as_returned(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of what a call gave, as it is at the return and in the current stream.
-
-    Raises:
-        Wrong: an output is no plain tensor with memory, or changes after the return.
+    """Copies of what a call gave, as it is at the return and in the current stream; raise `Wrong`
+    where an output is no plain tensor with memory, or changes after the return.
     """
     copies = {}
     for name, tensor in outputs.items():
@@ -207,11 +191,7 @@ def _require_plain(name: str, tensor: object) -> None:
 def require_own_memory(
     outputs: Mapping[str, Tensor], operands: Mapping[str, Tensor], before: Mapping[str, Tensor]
 ) -> None:
-    """Hold outputs' memory against that of operands, and of outputs that somebody still holds.
-
-    Raises:
-        Wrong: they share it.
-    """
+    """Raise `Wrong` where outputs share memory with operands, or with outputs of `before`."""
     for others, reason in (
         (operands, "lies in the memory of the operand {}"),
         (before, "was handed out before as {}, and the next call writes over it: return a clone"),
@@ -227,11 +207,7 @@ def require_own_memory(
 
 
 def require_own_timers() -> None:
-    """Whether the functions that clocks are made of are those of the import; they are put back.
-
-    Raises:
-        Wrong: somebody replaced one.
-    """
+    """Put the functions that clocks are made of back; raise `Wrong` where one was replaced."""
     replaced = [key for key, timer in _TIMERS.items() if getattr(*key) is not timer]
     for owner, name in replaced:
         setattr(owner, name, _TIMERS[owner, name])
@@ -241,10 +217,8 @@ def require_own_timers() -> None:
 
 
 def require_clocks_agree(ms: float, second_ms: float) -> None:
-    """Hold the least time of a sample against the least by the host's monotonic clock.
-
-    Raises:
-        Wrong: the second is more than three times as long, and a millisecond.
+    """Raise `Wrong` where a sample's least time by the host's monotonic clock is more than three
+    times as long, and a millisecond.
     """
     if second_ms > CLOCKS_APART * ms + CLOCKS_APART_MS:
         raise Wrong(
@@ -254,11 +228,7 @@ def require_clocks_agree(ms: float, second_ms: float) -> None:
 
 
 def require_cheap_nothing(empty_ms: float, ms: float) -> None:
-    """Hold the least time of a sample against that of a call that does nothing.
-
-    Raises:
-        Wrong: most of it is the clock's own.
-    """
+    """Raise `Wrong` where a call that does nothing takes most of a sample's least time."""
     if empty_ms > max(EMPTY_MS, EMPTY_SHARE * ms):
         raise Wrong(
             f"a call that does nothing takes {empty_ms:.3g} ms of these {ms:.3g} ms: the time is "
@@ -286,28 +256,18 @@ def most_bytes_per_s(device: torch.device | str) -> float | None:
 def require_possible_time(
     ms: float, flops: float, device: torch.device | str, moved_bytes: float = 0.0
 ) -> None:
-    """Hold a time against the FLOPs of the problem's products, and against its traffic.
-
-    Args:
-        moved_bytes: of operands and results, once each. As many as the L2 holds may stay there.
-
-    Raises:
-        Wrong: they are more than the card can do in it.
+    """Raise `Wrong` where a time is too short for the card: for the FLOPs of a problem's products,
+    or for the bytes of operands and results, once each, less those that the L2 may hold.
     """
-    most_per_s = most_flops_per_s(device)
-    if most_per_s and flops / most_per_s > ms / 1e3:
-        raise Wrong(
-            f"{flops:.3g} FLOPs in {ms:.3g} ms are {flops / ms / 1e9:.3g} TFLOP/s, more than the "
-            f"{most_per_s / 1e12:.3g} that this card's tensor cores can do: not all was computed, "
-            "or the clock did not see all"
-        )
-    most_per_s = most_bytes_per_s(device)
-    if most_per_s is None:
-        return
-    moved = moved_bytes - torch.cuda.get_device_properties(device).L2_cache_size
-    if moved / most_per_s > ms / 1e3:
-        raise Wrong(
-            f"{moved:.3g} bytes in {ms:.3g} ms beside what the L2 holds are "
-            f"{moved / ms / 1e6:.3g} GB/s, more than the {most_per_s / 1e9:.3g} of this card's "
-            "memory: not all was read or written, or the clock did not see all"
-        )
+    roofs = [(flops, "FLOPs", 1e12, "TFLOP/s", most_flops_per_s(device), "tensor cores can do")]
+    if most_bytes := most_bytes_per_s(device):
+        beyond = moved_bytes - torch.cuda.get_device_properties(device).L2_cache_size
+        roofs += [(beyond, "bytes beside what the L2 holds", 1e9, "GB/s", most_bytes,
+                   "memory can move")]  # fmt: skip
+    for amount, what, scale, unit, most_per_s, ability in roofs:
+        if most_per_s and amount / most_per_s > ms / 1e3:
+            raise Wrong(
+                f"{amount:.3g} {what} in {ms:.3g} ms are {1e3 * amount / ms / scale:.3g} {unit}, "
+                f"more than the {most_per_s / scale:.3g} that this card's {ability}: not all was "
+                "computed, read or written, or the clock did not see all"
+            )

@@ -101,13 +101,14 @@ def roundoff(dtype: torch.dtype) -> float:
 
 def misses(
     rival_errors: Mapping[str, Errors], baseline: Mapping[str, Errors], dtype: torch.dtype,
-    required: Iterable[str] | None = None,
+    required: Iterable[str] | None = None, times: float = 1.0,
 ) -> list[str]:  # fmt: skip
     """What the rule rejects, one line a tensor; empty when all is right. NaN is never right.
 
     Args:
         dtype: whose roundoff the floor is made of.
         required: names that the problem asks for; by default all of `baseline`.
+        times: how many times the rule's error is accepted; a study accepts the rule's.
     """
     wrong = []
     for name in baseline if required is None else required:
@@ -117,7 +118,7 @@ def misses(
         for measure in ("norm", "worst"):
             value = getattr(rival_errors[name], measure)
             most = allowed(getattr(baseline[name], measure), dtype)
-            if not value <= most:
+            if not value <= times * most:
                 wrong.append(f"{name}: {measure} error {value:.2e}, allowed {most:.2e}")
     return wrong
 

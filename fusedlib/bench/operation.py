@@ -9,9 +9,10 @@ A rival must be right for the operands that are drawn and for others in the same
 clock starts, at a random sample of its first race, and after the clock of each.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import count
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -92,6 +93,9 @@ class Operation:
         outputs: their names in rows and reasons; by default y, of several y1, y2 and so on.
     """
 
+    times = 1.0
+    """How many times the rule's error is no reason to refuse (`check.misses`)."""
+
     def __init__(
         self, task: str, inputs: Any, reference: Callable[..., Any],
         outputs: str | tuple[str, ...] = (),
@@ -142,11 +146,16 @@ class Operation:
     def distinguishes(self, other: Truth, name: str) -> bool:
         """Whether the right result of the drawn values is wrong for other values."""
         kept = check.errors({name: self.drawn.true[name]}, other.true)
-        return bool(check.misses(kept, other.baseline, self.dtype, [name]))
+        return bool(check.misses(kept, other.baseline, self.dtype, [name], self.times))
 
+    @cached_property
     def others(self) -> list[Truth]:
         """For what else a rival must be right, before it is timed."""
         return [self.rewritten]
+
+    def unforeseen(self) -> Truth:
+        """For what it must be right between two samples, and after the clock."""
+        return self.rewritten
 
     def required(self, inputs: Inputs, direction: str = "forward+backward") -> list[str]:
         """Names of what a rival must give in a direction: outputs, and gradients of operands that
@@ -156,6 +165,10 @@ class Operation:
             return self.outputs
         wanted = (f"d_{name}" for name, leaf in inputs.leaves().items() if leaf.requires_grad)
         return [*self.outputs, *(name for name in wanted if name in self.drawn.true)]
+
+    def vary(self, work: Workload, seeds: Iterator[int]) -> None:
+        """Change the operands before a sample, so that no sample has those of another."""
+        alarms.vary(work.leaves)
 
     def check(self, case: Case) -> Checked:
         """Set a case's rival up and hold all that it gives against the truth."""
@@ -175,7 +188,7 @@ class Operation:
         figures |= self.hold(one, work, dy, self.drawn, required, calls)
         first = self.called(first)
         alarms.require_own_memory(first, work.leaves, {})
-        for truth in self.others():
+        for truth in self.others:
             again: Results = {}
             names = self.outputs if truth.forward_only else required
             backward = not truth.forward_only
@@ -191,14 +204,14 @@ class Operation:
         put_back = replace(self.drawn, when="once operands were put back")
 
         def again(results: Callable[[], Results]) -> None:
-            for truth in (self.rewritten, put_back):  # one alone may be what was kept
+            for truth in (self.unforeseen(), put_back):  # one alone may be what was kept
                 self.hold(one, work, inputs.dy, truth, names, results)
 
         return workload_turn(
             work, inputs.dy, timed,
             lambda results: self.error_figures(one, self.called(results), names),
             again=again,
-            vary=partial(alarms.vary, work.leaves),
+            vary=partial(self.vary, work, count(2)),
         )  # fmt: skip
 
     def hold(
@@ -234,7 +247,7 @@ class Operation:
             return misses
         own = check.errors(actual, self.drawn.true)
         outputs = set(self.outputs) & set(required)
-        kept = not check.misses(own, self.drawn.baseline, self.dtype, outputs)
+        kept = not check.misses(own, self.drawn.baseline, self.dtype, outputs, self.times)
         how = ", the results stay those of before, kept and not computed" if kept else ""
         return f"{truth.when}{how}: {misses}"
 
