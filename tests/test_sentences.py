@@ -151,7 +151,7 @@ SAID = [
      "than fusedlib on the H200", ["nvidia-h200"], widest_layer_gains_nothing),
     ("report", "takes less time than fusedlib at seven of the eight shapes where it ran",
      ["nvidia-h200"], searched_quack_ahead_at_seven),
-    ("10_llama", "an arm takes about the time that it takes in turns",
+    ("10_llama", "implementation\ntakes about the time that it takes here",
      BOTH, as_long_under_load),
 ]  # fmt: skip
 

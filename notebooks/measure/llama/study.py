@@ -300,7 +300,8 @@ COLUMNS = {
     "host_gib": Column("memory of the host, GiB", "3"),
     "part": Column("part", names={name: name for name in ("workspaces", *PARTS.values())}),
     "part_gib": Column("held at the peak of a whole step", "3 GiB"),
-    "issue_ms": Column("the CPU issues for", "3 ms"),
+    "forward_median_ms": Column("forward", "3 ms"),
+    "backward_median_ms": Column("backward", "3 ms"),
     "worst_gradient": Column("largest error", "3×"),
 }  # fmt: skip
 USED = [
