@@ -85,7 +85,7 @@ render: ## render the report again from the executed notebooks
 	$(call READY,report)
 	@$(STUDY) render
 
-figures: ## draw figures/*.svg with their data from the recorded rows
+figures: ## draw figures/*.svg with their data from the recorded rows; without ONLY the numbers in prose too
 	$(call READY,study)
 	@$(STUDY) figures $(CHOSEN)
 

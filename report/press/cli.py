@@ -232,7 +232,8 @@ def render_(config: StudyFile = None) -> None:
 @app.command()
 def figures(only: Only = "", config: StudyFile = None) -> None:
     """Draw the paper's figures, with their data, into `figures/` from the recorded rows, and write
-    the numbers in the notebooks' Markdown anew.
+    the linked numbers in the notebooks' Markdown anew, but for chosen notebooks, whose text may
+    link to others.
     """
     from press import headlines, render, words
 

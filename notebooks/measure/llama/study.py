@@ -245,7 +245,7 @@ PARTS = {  # from their second colour on, as in study 09
     "activations": "saved by layers", "logits": "as wide as the vocabulary",
     "temporaries": "temporary",
 }  # fmt: skip
-FAMILIES = ("fused", "liger", "inductor")
+IMPLEMENTATIONS = ("fused", "liger", "inductor")
 SWITCHES = {
     "fused": "all", "liger": "all", "liger-without-flce": "all but the loss",
     "fused-rms-norm": "norms", "liger-rms-norm": "norms", "fused-loss": "loss",
@@ -326,7 +326,7 @@ def described(rows: pd.DataFrame) -> pd.DataFrame:
     worst, missed = zip(*judged, strict=True) if judged else ((), ())
     size = [f"{n:.0f} × {length:,.0f}" for n, length in zip(batch, context, strict=True)]
     order = pd.Series(size, rows.index).loc[tokens.sort_values(kind="stable").index].unique()
-    family = rows["provider"].str.extract(rf"^({'|'.join(FAMILIES)})", expand=False)
+    family = rows["provider"].str.extract(rf"^({'|'.join(IMPLEMENTATIONS)})", expand=False)
     gib = {f"{name}_gib": rows[f"{name}_mib"] / 1024 for name in ("peak", "host", "activations")}
     return rows.assign(
         tokens=tokens, tokens_per_s=rate.fillna(1e3 * tokens / ms), token_mj=1e3 * joules / tokens,
