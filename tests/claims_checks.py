@@ -1,4 +1,5 @@
-"""Every claim holds in every recording of the recorded machines; a changed row makes it fail.
+"""Every claim holds on the machine that leads, and says of which others it does not hold; a changed
+row makes it fail.
 
 `tests/test_report_paper.py` applies it to the claims of the notebooks, which it executes.
 """
@@ -11,6 +12,7 @@ import pandas as pd
 from measure.recording import results
 from press import claims as stating
 from press import published
+from press.analysis import leading
 from press.claims import Claim
 
 MOST = 9
@@ -23,7 +25,7 @@ def check_one_to_nine_by_name(claims: list[Claim]) -> None:
     assert len({c.name for c in claims}) == len(claims)
 
 
-def check_each_holds_in_every_recording(claims: list[Claim]) -> None:
+def check_each_holds_or_says_where_not(claims: list[Claim]) -> None:
     for claim in claims:
         by_machine = {
             s.machine: s for s in claim.standings if s.machine in {*RECORDED, published.MACHINE}
@@ -31,7 +33,15 @@ def check_each_holds_in_every_recording(claims: list[Claim]) -> None:
         for name, standing in by_machine.items():
             assert not standing.errors, f"{claim.name} on {name}: {standing.errors}"
             wrong = [e for e in standing.evaluations if e.holds is False]
-            assert not wrong, f"{claim.name} on {name}: {wrong}"
+            if wrong and name not in (leading(claim.selection), published.MACHINE):
+                held = (
+                    f"holds in {standing.held} of {standing.measured}"
+                    if standing.held
+                    else "does not hold"
+                )
+                assert held in standing.text and standing.text in claim.summary(), claim.name
+            else:
+                assert not wrong, f"{claim.name} on {name}: {wrong}"
         assert any(s.measured for s in by_machine.values()), f"{claim.name}: not measured anywhere"
         assert "—" not in claim.sentence(), f"{claim.name}: {claim.sentence()}"
 

@@ -1,10 +1,13 @@
 """How claims are evaluated; those of the notebooks are held in `tests/test_report_paper.py`."""
 
+import contextlib
+
 import nbformat
 import pandas as pd
 import pytest
 from nbformat import NotebookNode
 
+import claims_checks
 from fusedlib.bench import machine
 from measure import study
 from press import claims as stating
@@ -67,6 +70,23 @@ def test_a_recording_that_fails_is_counted():
 
     standing = stated(rows, rule).standings[0]
     assert (standing.held, standing.measured, standing.count) == (1, 2, "1 of 2")
+
+
+@pytest.mark.parametrize(("slow", "refused"), [("other", False), ("m", True)])
+def test_a_contradiction_is_shown_and_red_where_the_machine_leads(monkeypatch, slow, refused):
+    """Red on any machine it made authors reword until all agreed (issue 51.4)."""
+    monkeypatch.setattr(claims_checks, "RECORDED", {"m", "other"})
+    ms = {"m": [1.0, 1.0], "other": [1.0, 1.0], slow: [9.0, 1.0]}
+    rows = pd.concat(
+        [frame(recording=["a", "b"], case=["1"] * 2, median_ms=of) for of in ms.values()]
+    )
+    names = [name for name in ms for _ in range(2)]
+    rows["machine"] = pd.Categorical(names, categories=["m", "other", machine.key()])
+    rows.attrs["study"] = "00_x"
+    claim = stated(rows, slowest)
+    with pytest.raises(AssertionError, match="x on m") if refused else contextlib.nullcontext():
+        claims_checks.check_each_holds_or_says_where_not([claim])
+    assert f"{slow}: holds in 1 of 2 recordings" in claim.summary()
 
 
 def slowest(measured):
