@@ -169,6 +169,15 @@ def test_error_bars_reach_from_low_to_high() -> None:
     assert [segment[:, 0].tolist() for segment in bars.get_segments()] == [[18, 21], [9, 12]]
 
 
+def test_bars_have_an_axis_title_a_panel() -> None:
+    frame = pd.DataFrame(
+        {"value": [10.0, 1.3], "T": [1, 1], "by": "fused", "what": ["peak", "time"]}
+    )
+    titles = {"peak": "GiB", "time": "times as long"}
+    shown = plots.bars(frame, "value", "T", "by", panel="what", xlabel=titles)
+    assert [ax.get_xlabel() for ax in shown.figure.axes] == ["GiB", "times as long"]
+
+
 def test_jupyterlab_s_table_centres_groups_and_keeps_a_figure_on_one_line():
     frame = pd.DataFrame([["1.02 (1.01–1.03)", "2"]], index=pd.Index(["a"], name="who"))
     frame.columns = pd.MultiIndex.from_tuples([("group", "x"), ("group", "y")])

@@ -4,7 +4,7 @@ Each returns a `Picture`: the figure, the data that was drawn, and an alternativ
 Names get the label and colour of the registry of rivals, the same in every figure.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,15 +150,17 @@ def points(
 def bars(
     frame: pd.DataFrame, x: str, y: str, by: str, *, panel: str | None = None, spec: str = "",
     stacked: bool = False, low: str | None = None, high: str | None = None,
-    xlabel: str | None = None, columns: int = 2, values: bool = True, card: str | None = None,
-    logx: bool = False, reference: float | None = None,
+    xlabel: str | Mapping[str, str] | None = None, columns: int = 2, values: bool = True,
+    card: str | None = None, logx: bool = False, reference: float | None = None,
 ) -> Picture:  # fmt: skip
     """Lying bars of length `x`, a row a category in `y`; parts named in `by` stacked or beside.
 
-    `values` writes each row's length (of stacked bars the sum) at its end. Where each row has one
-    name, its bar lies in the middle. Bars are of the first
-    value in `card`; the others are marks on them.
+    `values` writes each row's length (of stacked bars the sum) at its end. `xlabel` names the axis,
+    or by panel the axis of each. Where each row has one name, its bar lies in the middle. Bars are
+    of the first value in `card`; the others are marks on them.
     """
+    units = xlabel if isinstance(xlabel, Mapping) else {}
+    xlabel = " or ".join(units.values()) if isinstance(xlabel, Mapping) else xlabel
     every = _data(frame, [x, y, by, panel, low, high, card])
     every["_card"] = _cards(every, card, by, panel)
     data = every[every["_card"] == 0]
@@ -206,7 +208,7 @@ def bars(
             style.reference_line(ax, x=reference)
         ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: tick(v, spec)))
         ax.grid(axis="y", visible=False)
-        ax.set_xlabel(_title(xlabel or x, spec))
+        ax.set_xlabel(_title(units.get(ax.get_title(loc="left"), xlabel or x), spec))
     if len(names) > 1:
         style.legend(fig)
     text = _alt("Bars", every, y, x, by, panel, spec, xlabel, card)

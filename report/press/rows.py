@@ -496,7 +496,7 @@ class Rows(pd.DataFrame):
             frame, card = frame.assign(**{y: frame[y].astype(str) + ", " + names}), None
         picture = plot(
             frame, x, y, by, panel="panel" if panels else None, spec=value.format, card=card,
-            **titles, **wide, **own,
+            **(titles | wide | own),
         )  # fmt: skip
         words = self._words("figure", options)
         bars = plot is plots.bars

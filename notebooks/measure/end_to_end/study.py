@@ -168,7 +168,7 @@ COLUMNS = {
     "power_w": Column("power", "3 W"),
     "sm_mhz": Column("clock", "4 MHz"),
     "transient_gib": Column("temporary memory", "3 GiB"),
-    "copy_ms": Column("at the rate of a copy", "3 ms"),
+    "copy_ms": Column("at the rate of a small copy", "3 ms"),
 }  # fmt: skip
 
 
