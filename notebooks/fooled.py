@@ -154,6 +154,7 @@ class Lies:
         rows = [{"call": call, "which": way, "ms": read_ms(f, *values)[1]}
                 for way, (f, given) in ways.items()
                 for call, values in enumerate(given, 1)]  # fmt: skip
+        time.perf_counter = CLOCK
         return pd.DataFrame(rows)
 
 

@@ -60,9 +60,9 @@ def test_a_factor_of_two_gpus_is_over_a_baseline_of_two(table):
 
 
 def test_the_abstract_says_what_the_recorded_factors_are(table):
-    """About half are near, whichever session is taken, and two of autocast change sides."""
+    """Fewer than half are near in every session, and two of autocast change sides."""
     survival = factors.survival(table[table["drawn"]], "nvidia-h200")
-    assert 0.4 <= survival["sure"] / survival["all"] < survival["possible"] / survival["all"] < 0.66
+    assert survival["sure"] < survival["all"] / 2 < survival["possible"]
     own = table[table["drawn"] & ~table["apart"]].set_index("comparison")
     stated, ours = (own[own["machine"] == name] for name in ("published", "nvidia-h200"))
     turned = (stated["value"] < 0.99) & (ours["low"].reindex(stated.index) > 1.01)
