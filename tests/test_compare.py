@@ -248,17 +248,17 @@ def test_no_factor_of_a_less_accurate_function_stands_without_its_mark():
     functions = {"sum": lambda x: x.sum(0), "mine": running}
     x = {"x": drawn(2048, 64)}
     for order in (functions, dict(reversed(functions.items()))):
-        found = bench.compare(functions["sum"], order, x, rounds=3)
-        mine = next(line for line in found.lines if line.name == "mine")
+        comparison = bench.compare(functions["sum"], order, x, rounds=3)
+        mine = next(line for line in comparison.lines if line.name == "mine")
         assert mine.status == "less accurate" and mine.ms and mine.speed
         assert mine.reason.startswith("y: ") and ", allowed " in mine.reason
         assert mine.label == "mine (less accurate)"
-        [text] = [line for line in str(found).splitlines() if line.startswith("mine")]
+        [text] = [line for line in str(comparison).splitlines() if line.startswith("mine")]
         assert text.count("less accurate") == 2, "status and factor"
-        assert set(found.rows["status"]) == {"ok", "less accurate"}
-    assert "times as fast as mine (less accurate)" in str(found)
+        assert set(comparison.rows["status"]) == {"ok", "less accurate"}
+    assert "times as fast as mine (less accurate)" in str(comparison)
     pyplot = pytest.importorskip("matplotlib.pyplot")
-    axes = found.plot()
+    axes = comparison.plot()
     assert [t.get_text() for t in axes.get_yticklabels()] == ["mine (less accurate)", "sum"]
     pyplot.close(axes.figure)
 
@@ -836,36 +836,36 @@ def test_rewriting_keeps_address_and_version():
 def test_the_table_says_who_is_right_and_how_fast(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     functions = {"mine": lambda x: x.exp(), "<b>": torch.exp, "bad": lambda x: x + 1}
-    found = bench.compare(torch.exp, functions, {"x": X}, rounds=4, backward=True)
-    head, mine, other, bad = str(found).splitlines()
+    comparison = bench.compare(torch.exp, functions, {"x": X}, rounds=4, backward=True)
+    head, mine, other, bad = str(comparison).splitlines()
     assert head.split()[:4] == ["status", "ms", "(95", "%)"] and "as fast as mine" in head
     assert mine.split()[:2] == ["mine", "ok"] and mine.split()[-1] == "1"
     assert other.split()[:2] == ["<b>", "ok"] and "wrong" in bad and "y: norm error" in bad
     assert "roofline" not in head, "nobody knows the peak of a CPU"
-    page = found._repr_html_()
+    page = comparison._repr_html_()
     assert "<td>&lt;b&gt;</td>" in page and page.count("<tr>") == 4
-    assert found.rows["status"].tolist() == ["ok", "ok", "wrong"]
-    assert len(found.rows["samples_ms"][0]) == 4 and found.rows["session"].nunique() == 1
-    first, second, _ = found.lines
+    assert comparison.rows["status"].tolist() == ["ok", "ok", "wrong"]
+    assert len(comparison.rows["samples_ms"][0]) == 4 and comparison.rows["session"].nunique() == 1
+    first, second, _ = comparison.lines
     assert first.speed == 1.0 and second.speed > 0
     assert not list(tmp_path.iterdir()), "nothing is written"
 
 
 def test_the_plot_has_a_bar_for_each_that_was_timed():
     pyplot = pytest.importorskip("matplotlib.pyplot")
-    found = bench.compare(torch.exp, {"mine": torch.exp, "bad": torch.sin}, {"x": X}, rounds=2)
-    axes = found.plot()
+    comparison = bench.compare(torch.exp, {"mine": torch.exp, "bad": torch.sin}, {"x": X}, rounds=2)
+    axes = comparison.plot()
     assert len(axes.patches) == 1 and axes.get_xlabel() == "forward, ms"
     pyplot.close(axes.figure)
 
 
 def test_the_share_of_the_roofline_is_least_time_over_time(monkeypatch):
     monkeypatch.setattr(alarms, "most_flops_per_s", lambda device: 1.0)
-    found = bench.compare(torch.exp, {"mine": torch.exp}, {"x": X}, rounds=2)
-    figures = found.measured[0].figures | {"flops": 0.0, "compulsory_bytes": 0.0}
-    assert found._share(figures, 1.0) is None
-    assert found._share(figures | {"flops": 0.5}, 1000.0) == 0.5
-    assert found._share(figures | {"flops": 0.5}, 400.0) is None, "not all of it was moved"
+    comparison = bench.compare(torch.exp, {"mine": torch.exp}, {"x": X}, rounds=2)
+    figures = comparison.measured[0].figures | {"flops": 0.0, "compulsory_bytes": 0.0}
+    assert comparison._share(figures, 1.0) is None
+    assert comparison._share(figures | {"flops": 0.5}, 1000.0) == 0.5
+    assert comparison._share(figures | {"flops": 0.5}, 400.0) is None, "not all of it was moved"
 
 
 def test_without_a_gpu_graphs_and_load_say_so():
@@ -928,15 +928,15 @@ def test_on_a_card_honest_functions_are_timed_and_cheats_are_not(launch, backwar
         "mine": product, "other": lambda x, w: (w.mT @ x.mT).mT, "half": half,
         "kept": by_version, "stream": elsewhere,
     }  # fmt: skip
-    found = bench.compare(
+    comparison = bench.compare(
         product, functions, {"x": x, "w": w}, launch=launch, backward=backward, seconds=0.2,
         flops=2 * 512 * 1024 * 1024 * (3 if backward else 1),
     )  # fmt: skip
-    status = {line.name: (line.status, line.reason) for line in found.lines}
+    status = {line.name: (line.status, line.reason) for line in comparison.lines}
     assert status["mine"][0] == status["other"][0] == "ok", status
     assert {status[name][0] for name in ("half", "kept")} == {"wrong"}, status
     assert status["stream"][0] != "ok", status
-    assert all(0 < line.roofline <= 1 for line in found.lines if line.status == "ok")
+    assert all(0 < line.roofline <= 1 for line in comparison.lines if line.status == "ok")
 
 
 @pytest.mark.gpu
@@ -947,8 +947,8 @@ def test_on_a_card_bandwidth_bound_functions_are_under_the_roof(dtype, backward)
     inputs = {"x": drawn(4096, 4096), "residual": drawn(4096, 4096, seed=1), "w": drawn(4096)}
     given = {name: tensor.to("cuda", dtype) for name, tensor in inputs.items()}
     functions = {"mine": add_norm, "compiled": torch.compile(add_norm)}
-    found = bench.compare(add_norm, functions, given, backward=backward)
-    for line in found.lines:
+    comparison = bench.compare(add_norm, functions, given, backward=backward)
+    for line in comparison.lines:
         assert line.status == "ok", line.reason
         assert line.roofline is None or 0.02 < line.roofline <= 1
 
@@ -1003,7 +1003,9 @@ def test_on_a_card_inputs_are_those_of_seeds(launch):
         return {"x": x, "keep": x > -9 if seed == 0 else x > 0}
 
     functions = {"where": lambda x, keep: torch.where(keep, x, 0), "all": lambda x, keep: x * 1}
-    found = bench.compare(lambda x, keep: x * keep, functions, inputs, launch=launch, seconds=0.2)
-    honest, cheat = found.lines
+    comparison = bench.compare(
+        lambda x, keep: x * keep, functions, inputs, launch=launch, seconds=0.2
+    )
+    honest, cheat = comparison.lines
     assert honest.status == "ok", honest
     assert cheat.status == "wrong" and cheat.reason.startswith("for the inputs of seed 1"), cheat

@@ -256,8 +256,8 @@ def get(task: Task[P, Built], name: str) -> Rival[P, Built]:
     """
     if (task, name) not in RIVALS:
         raise ValueError(f"unknown rival {name!r} in {task}; known: {', '.join(names(task))}")
-    found: Any = RIVALS[task, name]
-    return found
+    registered: Any = RIVALS[task, name]
+    return registered
 
 
 def workload(one: Rival[P, Workload | Bound], *inputs: P.args, **more: P.kwargs) -> Workload:
