@@ -71,7 +71,7 @@ study: ## measure and run the notebooks only
 	$(call READY,study)
 	@$(STUDY) run $(OPTIONS)
 
-record: ## measure the full profile as a recording, most claims first: make record MINUTES=25
+record: ## measure the full profile as a recording, quick claims first: make record MINUTES=25
 	$(call READY,study)
 	@$(STUDY) record --minutes $(call quoted,$(MINUTES)) $(CHOSEN) \
 		$(if $(NAME),--name $(call quoted,$(NAME))) \

@@ -181,25 +181,6 @@ def test_a_loss_at_full_size_may_be_off_by_what_its_products_and_sums_are():
         assert races._loss_roundoff("bfloat16", 4096) == 2.0**-8
 
 
-def test_losses_in_float64_are_the_same_training_without_rounding(monkeypatch):
-    def losses(arm, precision="highest"):
-        [case] = llama.cases(
-            "fp32-train", [arm], steps=6, learning_rate=1e-2, seed=0, precision=precision, **TINY
-        )
-        return llama.measure(case)["losses"]
-
-    wide, plain = losses("float64"), losses(llama.BASELINE)
-    assert wide == pytest.approx(plain, abs=1e-4) and wide[-1] < wide[0] - 0.2
-    dtypes = []
-    real = exact._exact_norm
-    monkeypatch.setattr(
-        exact, "_exact_norm", lambda norm, x: dtypes.append(x.dtype) or real(norm, x)
-    )
-    losses("float64", "high")
-    assert set(dtypes) == {torch.float64} and torch.get_float32_matmul_precision() == "highest"
-    assert "float64" not in rivals.chosen(llama.TASK, ["all"])
-
-
 FAMILIES = {
     "Qwen3-0.6B": {"head_dim": 32}, "Gemma-2-2B, 8 layers": {"head_dim": 32},
     "Phi-3-mini, 8 layers": {"num_key_value_heads": 4}, "Mistral-7B, 6 layers": {},
@@ -514,7 +495,7 @@ def test_experiments_alone_on_a_gpu(tmp_path):
 
 
 @pytest.mark.gpu
-def test_energy_fp32_and_float64_on_a_gpu(tmp_path):
+def test_energy_and_fp32_on_a_gpu(tmp_path):
     own = recorder(tmp_path)
     small = TINY | {"device": "cuda", "context_length": 128}
     arms = [llama.BASELINE, "liger", "fused", "fused-graph", "fused-inductor"]
@@ -523,10 +504,7 @@ def test_energy_fp32_and_float64_on_a_gpu(tmp_path):
     for precision in ("highest", "high"):
         settings = small | TURNS | {"precision": precision}
         own.race(llama.FP32, llama.cases("fp32", arms[:3], **settings))
-    training = {"steps": 5, "learning_rate": 1e-3, "seed": 0, "precision": "highest"}
-    exact = llama.cases("fp32-train", ["float64", llama.BASELINE, "fused"], **small, **training)
     products = sustained.products("cuda", ["bfloat16"], size=4096, seconds=0.3)
-    own.sweep(exact, llama.measure)
     own.sweep(products, sustained.product)
     rows = results.read_rows(own.path)
     failed = {(r.get("provider"), r["reason"]) for r in rows if r["status"] != "ok"}
@@ -534,6 +512,3 @@ def test_energy_fp32_and_float64_on_a_gpu(tmp_path):
     under = [r for r in rows if r["experiment"] in ("sustained", "product") and r["status"] == "ok"]
     assert len(under) >= 2 * 4 + 1
     assert all(r["joules"] > 0 and 50 < r["power_w"] < 1500 and r["sm_mhz"] > 200 for r in under)
-    losses = [r["losses"] for r in rows if r["experiment"] == "fp32-train"]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-    assert losses[2] == pytest.approx(losses[0], rel=1e-5)

@@ -34,6 +34,7 @@ def test_description_is_flat_json_with_every_fact_named():
     wanted = {
         "device_name", "device_count", "device_memory_gib", "driver", "cuda", "torch", "triton",
         "python", "numpy", "cpu", "cpu_cores", "os", "host",
+        "boot_id", "gpu_uuid",
     }  # fmt: skip
     assert wanted <= set(facts)
     assert facts["torch"]

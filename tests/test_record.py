@@ -86,12 +86,12 @@ def studies(monkeypatch) -> Config:
     return config("one", "two")
 
 
-def test_units_of_most_claims_come_first_then_the_quickest(studies):
+def test_units_of_the_claim_that_takes_the_least_time_come_first(studies):
     units = record.units(studies)
     assert units == [
-        Unit("one", ("c",), 3, 3.0),
-        Unit("one", ("a", "b"), 2, 41.0),
         Unit("two", ("x",), 1, 2.0),
+        Unit("one", ("c",), 3, 3.0),
+        Unit("one", ("a", "b"), 2, 41.0),  # for two claims, of 44 and of 50 seconds
         Unit("one", ("d",), 1, 9.0),
         Unit("one", ("e",), 0, 5.0),  # never timed: the median of the others
         Unit("one", ("f",), 0, 5.0),

@@ -189,7 +189,10 @@ def test_rows_of_other_code_count_and_a_second_run_at_another_commit_is_noted(tm
     assert one.commits == ["a" * 7, "b" * 7] and len(one.runs) == 2
 
 
-@pytest.mark.parametrize("change", [{"host": "other"}, {"environment": "other"}])
+@pytest.mark.parametrize(
+    "change",
+    [{"host": "other"}, {"environment": "other"}, {"boot_id": "other"}, {"gpu_uuid": "other"}],
+)
 def test_a_recording_on_several_hosts_has_a_run_for_each(tmp_path, change):
     recorder(tmp_path, **at("a" * 40)).append(CASE)
     recorder(tmp_path, **at("a" * 40, **change)).append(CASE | {"process": 2})

@@ -27,12 +27,15 @@ NAME = "FUSEDLIB_MACHINE"
 class Machine:
     """Facts about machine and software; what cannot be found out is None.
 
-    `environment` identifies all of them but the host: it changes when a driver or a version does.
+    `environment` identifies the kind of machine: it changes when a driver or a version does, not
+    with the host, its boot or its GPU, which `host`, `boot_id` and `gpu_uuid` tell apart.
     """
 
     key: str
     environment: str
     host: str
+    boot_id: str | None
+    gpu_uuid: str | None
     device_type: str
     device_name: str
     device_count: int
@@ -113,7 +116,10 @@ def describe() -> Machine:
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
     digest = hashlib.sha256(repr(sorted(static.items())).encode()).hexdigest()[:12]
-    return Machine(key=key(), environment=digest, host=platform.node(), **static)
+    return Machine(
+        key=key(), environment=digest, host=platform.node(), boot_id=_boot_id(),
+        gpu_uuid=_gpu_uuid(), **static,
+    )  # fmt: skip
 
 
 def _cores() -> int | None:
@@ -127,6 +133,18 @@ def _memory_gib() -> float | None:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     except (ValueError, OSError, AttributeError):
         return None
+
+
+def _boot_id() -> str | None:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
+def _gpu_uuid() -> str | None:
+    with _nvml() as (nvml, handle):
+        return None if handle is None else _text(_ask(nvml.nvmlDeviceGetUUID, handle))
 
 
 def _cpu_name() -> str | None:

@@ -165,7 +165,7 @@ def report(
 def record(
     only: Only = "", config: StudyFile = None,
     name: Annotated[str, typer.Option(help="of the recording; default: this commit's")] = "",
-    minutes: Annotated[float, typer.Option(help="how long, the cases of most claims first")] = 25.0,
+    minutes: Annotated[float, typer.Option(help="how long, the claims of least time first")] = 25.0,
     dry: Annotated[bool, typer.Option("--dry", help="only say what it will take")] = False,
     packed: Annotated[
         Path | None, typer.Option(help="folder that gets the recording as one file")

@@ -1,4 +1,4 @@
-"""`make record`: one recording of what the full profile measures, in the order of most claims.
+"""`make record`: one recording of what the full profile measures, quickly decided claims first.
 
 What it will take is known beforehand, from the last recording's own times. It can be stopped and
 resumed, at the same commit on the same type of card, over as many half hours as it takes.
@@ -6,6 +6,7 @@ resumed, at the same commit on the same type of card, over as many half hours as
 
 import io
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -48,7 +49,8 @@ class Unit:
 
 
 def units(config: Config, only: Sequence[str] = ()) -> list[Unit]:
-    """What the full profile measures, the units of most claims first, of these the quickest.
+    """What the full profile measures, the units of the claim that takes the least time first, and
+    last those on which no claim rests: a recording that ends early decides as many as it can.
 
     Claims are those of the notebooks, as they are stated over the repository's recordings. Where
     the code was carried without git, the units come from what `make pack` wrote.
@@ -59,20 +61,27 @@ def units(config: Config, only: Sequence[str] = ()) -> list[Unit]:
         names = {study.name for study in config.select(only)}
         return [unit for unit in all_units if unit.study in names]
 
-    all_units = []
+    ordered: list[tuple[float, Unit]] = []
     with replay.recorded_rows():
         for study in filter(config.studies.__contains__, config.select(only)):
             parts = config.with_details([study])
             stated = [claim for part in parts for claim in replay.analysis_of(part.notebook).claims]
             selected = [{*claim.selection["case"]} for claim in stated]
             rows = results.Recorder(study.name, profile="full").rows()
-            all_units += _of_study(study.name, rows, selected)
-    return sorted(all_units, key=lambda unit: (-unit.claims, unit.seconds))
+            listed = [*_of_study(study.name, rows, selected)]
+            costs = [sum(u.seconds for u in listed if wanted & {*u.cases}) for wanted in selected]
+            for unit in listed:
+                rests = [c for c, w in zip(costs, selected, strict=True) if w & {*unit.cases}]
+                ordered.append((min(rests, default=math.inf), unit))
+    return [unit for _, unit in sorted(ordered, key=lambda pair: (pair[0], pair[1].seconds))]
 
 
 def _of_study(study: str, rows: Any, selected: list[set[str]]) -> Iterator[Unit]:
-    """The units of one study; those raced together in the leading machine's rows are one."""
-    last = rows[rows["machine"] == leading(rows)].drop_duplicates("case", keep="last")
+    """The units of one study; those raced together are one: in the leading machine's rows,
+    where it has some."""
+    leads = (rows["machine"] == leading(rows)).rename("leads")
+    last = rows.assign(leads=leads).sort_values("leads", kind="stable")
+    last = last.drop_duplicates("case", keep="last")
     last = last.set_index("case").reindex(columns=["took_s", "session"])
     times = last["took_s"].dropna()
     typical_s = statistics.median(times) if len(times) else UNKNOWN_S

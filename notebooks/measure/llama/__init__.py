@@ -13,7 +13,6 @@ memory      two steps watched by the allocator's history: what fills the peak
 limit       the largest batch or the longest context whose step fits
 first-steps losses of a training's first steps, beside those with exact gradients
 gradients   errors of gradients at weights of a Hugging Face training, by `Trajectory`
-fp32-train  losses of a training at a setting of torch's fp32 products, and in float64
 """
 
 from collections.abc import Iterable

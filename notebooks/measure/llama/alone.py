@@ -16,7 +16,7 @@ from measure.llama.arms import alone, require_possible
 from measure.llama.models import CONFIGS, tokens
 from measure.llama.races import few_threads, path_of, work
 from measure.llama.trainer import LlamaTrainer
-from measure.llama.training import train, train_at_precision
+from measure.llama.training import train
 from measure.recording import paths
 from measure.step_memory import curve, total, watched_steps
 
@@ -151,7 +151,7 @@ def furthest(
 
 
 MEASURES: dict[str, Callable[[Case], dict[str, Any]]] = {
-    "memory": memory, "limit": limit, "first-steps": train, "fp32-train": train_at_precision,
+    "memory": memory, "limit": limit, "first-steps": train,
 }  # fmt: skip
 
 

@@ -135,13 +135,6 @@ def plain_loss(model: Any, ids: Tensor) -> float:
     return total.item() / (ids.shape[0] * (ids.shape[1] - 1))
 
 
-@rival(TASK, "float64", slot=13, requires=("transformers",), traits=frozenset({"on request"}))
-def in_float64(model: nn.Module) -> Call:
-    """The model's fp32 weights and all it computes, norms and loss too, in float64."""
-    model.double()
-    return lambda ids, labels: SimpleNamespace(loss=_exact_loss(model, ids))
-
-
 @rival(TASK, EXACT, label="exact gradients", slot=7, requires=("transformers",),
        traits=frozenset({"on request"}))  # fmt: skip
 def with_exact_gradients(model: nn.Module) -> Call:

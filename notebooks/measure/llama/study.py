@@ -16,9 +16,10 @@ from measure.study import Column, Experiment, PerRun, Positive, Size, Study
 
 KNOWN = (
     "all", "step", "families", "memory", "limit", *operations.TASKS, "distributed", "sustained",
-    "product", "fp32", "fp32-train", "gradients", "first-steps",
+    "product", "fp32", "gradients", "first-steps",
 )  # fmt: skip
 TRAINED_BATCH, LEARNING_RATE = 8, 3e-4
+HOST_BOUND_TOKENS = 4096  # of a step; above, the card computes for longer than the host issues
 Dtype = Literal["bfloat16", "float16", "float32"]
 Context = Annotated[int, Field(ge=2)]
 Cases = list[dict[str, Any]]
@@ -62,9 +63,7 @@ class Sizes(study.Sizes):
     gemm_size: Size = 256
     """rows and columns of the plain product under load"""
     precise: list[str] = []
-    """arms in fp32, at both settings of its products; with some, trainings in float64 too"""
-    precise_tokens: Context = 16
-    """tokens a sequence of the trainings in fp32 and float64"""
+    """arms in fp32, at both settings of its products"""
     trained: list[str] = ["huggingface", "liger", "liger-fp32", "fused"]
     """arms that train"""
     train_model: str = "two layers"
@@ -89,6 +88,8 @@ class Sizes(study.Sizes):
     """of that loss"""
     repetitions: Annotated[int, Field(ge=1, le=1000)] = 2
     """rounds that are measured at least"""
+    host_bound_repetitions: Annotated[int, Field(ge=1, le=1000)] = 2
+    """rounds where the host may set the pace: families, and steps of up to 4,096 tokens"""
 
     @field_validator("experiments")
     @classmethod
@@ -128,7 +129,10 @@ def _steps(sizes: Sizes) -> Cases:
     shapes = [(n, context) for n in sizes.batches] + [(batch, n) for n in sizes.contexts]
     for count, length in shapes:
         there = {"batch_size": count, "context_length": length}
-        there["repetitions"] = max(1, sizes.repetitions // 2)
+        few = count * length <= HOST_BOUND_TOKENS
+        there["repetitions"] = (
+            sizes.host_bound_repetitions if few else max(1, sizes.repetitions // 2)
+        )
         listed += llama.cases("step", sizes.few, group="sizes", **turns | there)
     return listed
 
@@ -137,7 +141,8 @@ def _families(sizes: Sizes) -> Cases:
     return [
         case for name in sizes.families
         for case in llama.cases(
-            "families", sizes.family_arms, group="families", **sizes.turns | {"model": name}
+            "families", sizes.family_arms, group="families",
+            **sizes.turns | {"model": name, "repetitions": sizes.host_bound_repetitions},
         )
     ]  # fmt: skip
 
@@ -210,21 +215,6 @@ def _gradients(sizes: Sizes) -> Cases:
     return [
         case for seed in range(llama.MOMENT_SEEDS) for step in moments
         for case in llama.cases("gradients", _alike(sizes), seed=seed, step=step, **sizes.training)
-    ]  # fmt: skip
-
-
-def _exact_trainings(sizes: Sizes) -> Cases:
-    if not sizes.precise:
-        return []
-    ways = [("float64", "highest"), (llama.BASELINE, "highest"), (llama.BASELINE, "high")]
-    ways += [(arm, "highest") for arm in sizes.precise if arm == "fused"]
-    there = {"dtype": "float32", "context_length": sizes.precise_tokens, "seed": 0}
-    return [
-        case for arm, precision in ways
-        for case in llama.cases(
-            "fp32-train", [arm], precision=precision, steps=sizes.train_steps,
-            **sizes.training | there,
-        )
     ]  # fmt: skip
 
 
@@ -416,7 +406,6 @@ STUDY = Study(
         Experiment(
             "gradients", PerRun(lambda sizes: llama.Trajectory().measure), _asked(_gradients)
         ),
-        Experiment("exact trainings", llama.measure, _asked(_exact_trainings)),
     ],
     COLUMNS, described,
 )  # fmt: skip

@@ -18,7 +18,7 @@ from fusedlib.bench.cases import Case
 from measure.llama.arms import BASELINE, OTHER_ATTENTION, TASK, alone, require_possible
 from measure.llama.exact import EXACT, ExactModel
 from measure.llama.models import CONFIGS
-from measure.llama.races import at_precision, few_threads, path_of
+from measure.llama.races import few_threads, path_of
 from measure.llama.trainer import LlamaTrainer
 
 FIRST_STEPS, SEEDS = 30, 5
@@ -75,12 +75,6 @@ def train(case: Case) -> dict[str, Any]:
     training = Training(case)
     losses = [training.step() for _ in range(case["steps"])]
     return {"losses": [round(loss.item(), DECIMALS) for loss in losses], "path": path_of(case)}
-
-
-def train_at_precision(case: Case) -> dict[str, Any]:
-    """Losses of the same training at a setting of fp32 products."""
-    with at_precision(case):
-        return train(case)
 
 
 class Trajectory:

@@ -469,7 +469,7 @@ def describe(folder: Path, profile: str, run: Mapping[str, Any]) -> None:
                     f"{profile}; give another name with FUSEDLIB_RECORDING"
                 )
             runs = written.get("runs", [])
-            alike = ("environment", "commit", "dirty", "host")
+            alike = ("environment", "commit", "dirty", "host", "boot_id", "gpu_uuid")
             if runs and all(runs[-1].get(name) == run[name] for name in alike):
                 return
             shared = {"schema": SCHEMA, "profile": profile, "runs": [*runs, run]}
