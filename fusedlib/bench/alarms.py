@@ -222,8 +222,8 @@ def require_clocks_agree(ms: float, second_ms: float) -> None:
     """
     if second_ms > CLOCKS_APART * ms + CLOCKS_APART_MS:
         raise Wrong(
-            f"a sample of {ms:.3g} ms took {second_ms:.3g} ms by a second clock: the first "
-            "one does not see all of the work"
+            f"a sample of {ms:.3g} ms took {second_ms:.3g} ms by a second clock: the first one "
+            "does not see all of the work, or other processes use the device"
         )
 
 
