@@ -117,8 +117,8 @@ def misses(
             continue
         for measure in ("norm", "worst"):
             value = getattr(rival_errors[name], measure)
-            most = allowed(getattr(baseline[name], measure), dtype)
-            if not value <= times * most:
+            most = times * allowed(getattr(baseline[name], measure), dtype)
+            if not value <= most:
                 wrong.append(f"{name}: {measure} error {value:.2e}, allowed {most:.2e}")
     return wrong
 
@@ -126,6 +126,7 @@ def misses(
 def require(
     rival_errors: Mapping[str, Errors], baseline: Mapping[str, Errors], dtype: torch.dtype,
     required: Iterable[str] | None = None, figures: Mapping[str, Any] | None = None,
+    times: float = 1.0,
 ) -> dict[str, Any]:  # fmt: skip
     """The figures of a row whose errors the rule accepts; arguments as of `misses`.
 
@@ -138,6 +139,6 @@ def require(
     """
     if figures is None:
         figures = {f"{name}_error": error.norm for name, error in rival_errors.items()}
-    if wrong := misses(rival_errors, baseline, dtype, required):
+    if wrong := misses(rival_errors, baseline, dtype, required, times):
         raise Wrong("; ".join(wrong[:9]), figures)
     return dict(figures)
