@@ -182,7 +182,7 @@ class Operation:
         if isinstance(work, Bound):
             return Checked(one.facts(), partial(bound_turn, work))
         required, dy = self.required(inputs), inputs.dy
-        figures: Figures = {"path": work.path, **one.facts()}
+        figures: Figures = {"path": work.path, **work.figures, **one.facts()}
         first: Results = {}
         calls = partial(check.results_of, work, dy, handed_out=first)
         figures |= self.hold(one, work, dy, self.drawn, required, calls)
