@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy, linear
 import fusedlib
 from fusedlib import reference
 from fusedlib.bench import cuda_graphs, rivals, timing
-from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
 from fusedlib.bench.operation import Operands, Operation, Results
 from fusedlib.bench.race import Checked, Figures, Race, Turn
@@ -474,10 +474,15 @@ class Setup(Operation):
     def check(self, case: Case) -> Checked:
         """Hold a case's rival against the truth, one that works in place on copies."""
         one = rivals.get(TASKS[case["experiment"]], case["provider"])
-        checked = self.checked(on_copies(one) if IN_PLACE in one.traits else one, self.inputs)
-        if "bound" not in one.traits:
+        bound = "bound" in one.traits
+        path = {} if bound else {"path": path_of(case, self.inputs)}
+        try:
+            checked = self.checked(on_copies(one) if IN_PLACE in one.traits else one, self.inputs)
+        except Wrong as wrong:
+            raise Wrong(str(wrong), {**wrong.figures, **path}) from None
+        if not bound:
             compiler = str(COMPILER) if "compiled" in one.traits else None
-            checked.figures |= {"path": path_of(case, self.inputs), "compiler": compiler}
+            checked.figures |= {**path, "compiler": compiler}
         sets = self.draw() if IN_PLACE in one.traits else self.sets
         return replace(checked, turn=partial(self._turn, one, sets))
 
