@@ -830,6 +830,12 @@ def test_rewriting_keeps_address_and_version():
     assert shared.tolist() == [1.0, 1.0, 1.0]
 
 
+def test_rewritten_rows_have_columns_of_both_signs():
+    """A column of one sign makes sums over rows that half precision does not bear."""
+    values = alarms.partly_changed(torch.randn(128, 256), 1.0)
+    assert (values.sign().sum(0).abs() < 128).all()
+
+
 # --- the table ------------------------------------------------------------------------------------
 
 
