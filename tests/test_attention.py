@@ -2,9 +2,11 @@
 
 import gc
 import math
+import sys
 import warnings
 import weakref
 from dataclasses import replace
+from types import ModuleType
 
 import pandas as pd
 import pytest
@@ -56,6 +58,22 @@ def test_plain_attentions_peak_is_that_of_the_formula(shape):
     assert seen["after_forward_mib"] * MIB == pytest.approx(
         sum(kept("plain", one).values()) + one.linear, abs=64
     )
+
+
+def test_flash_attention_4_gets_tokens_before_heads(monkeypatch):
+    def flash_attn_func(query, key, value, *, causal):
+        assert query.shape == (3, 96, 1, 16) and causal
+        turned = (each.transpose(1, 2) for each in (query, key, value))
+        y = torch.nn.functional.scaled_dot_product_attention(*turned, is_causal=True)
+        return y.transpose(1, 2), None
+
+    cute = ModuleType("flash_attn.cute")
+    cute.flash_attn_func = flash_attn_func
+    for module in (ModuleType("flash_attn"), cute):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    _, operands, work = prepared("flash-4", SHAPES[0])
+    errors = exact.errors(check.results_of(work, operands.dy), exact.results(operands))
+    assert max(error.norm for error in errors.values()) < 1e-5
 
 
 def test_on_cuda_the_softmax_backward_writes_a_square_more():

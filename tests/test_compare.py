@@ -108,7 +108,7 @@ def test_an_honest_function_is_timed(name):
 
 
 @pytest.mark.parametrize(
-    ("roundoffs", "status"), [(4, "ok"), (16, "less accurate"), (2000, "wrong")]
+    ("roundoffs", "status"), [(2, "ok"), (16, "less accurate"), (2000, "wrong")]
 )
 def test_a_reference_that_rounds_its_largest_well_asks_no_more_of_others(roundoffs, status):
     """An honest softmax was refused in one of thirteen calls: plain PyTorch had been lucky."""
@@ -828,6 +828,12 @@ def test_rewriting_keeps_address_and_version():
     assert 4 <= (drawn(4, 5) != x).sum() <= 6
     alarms.write(shared := torch.ones(1).expand(3), torch.zeros(3))
     assert shared.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_rewritten_rows_have_columns_of_both_signs():
+    """A column of one sign makes sums over rows that half precision does not bear."""
+    values = alarms.partly_changed(torch.randn(128, 256), 1.0)
+    assert (values.sign().sum(0).abs() < 128).all()
 
 
 # --- the table ------------------------------------------------------------------------------------

@@ -1,11 +1,14 @@
 """Study 10's operations alone: who is wrong gets no time, and what bounds them is counted right."""
 
+import sys
 from dataclasses import replace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from fusedlib.bench import cuda_graphs, rivals
+from fusedlib.bench.attempt import Unavailable
 from measure import llama
 from measure.llama import operations
 from measure.recording import results
@@ -79,7 +82,7 @@ def broken(name):
 def test_the_quick_cases_have_a_row_each(tmp_path):
     cases = [c for task in operations.TASKS for c in operations.cases(task, ["all"], **SMALL)]
     rows = raced(tmp_path, cases)
-    assert len(rows) == len(cases) == 27
+    assert len(rows) == len(cases) == 28
     for row in rows:
         if row["provider"].startswith(("liger", "cut", "quack")):
             assert row["status"] == "unavailable"
@@ -175,3 +178,58 @@ def test_bad_cases_are_named():
     ):
         with pytest.raises(ValueError, match=message):
             operations.cases(task, ["fused"], **SMALL | change)
+
+
+def liger_case(task, provider="liger"):
+    [case, *_] = operations.cases(task, [provider], **SMALL)
+    return case, operations.draw(case, 0)
+
+
+@pytest.mark.parametrize(
+    ("node", "name"),
+    [("_LigerRopeCuTeDSLFunctionBackward", "nvidia-cutedsl"),
+     ("LigerRopeFunctionBackward", "nvidia-triton")],
+)  # fmt: skip
+def test_a_row_of_liger_s_says_which_implementation_ran(monkeypatch, node, name):
+    class Turned:
+        grad_fn = SimpleNamespace(name=lambda: node)
+
+    backends = ModuleType("liger_kernel.backends")
+    backends.resolve_impl = lambda op, device: SimpleNamespace(impl_name=f"{op} on {device}")
+    for module in (ModuleType("liger_kernel"), backends):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(operations, "liger_rope", lambda q, k, cos, sin: (Turned, k))
+    assert operations.path_of(*liger_case("rope")) == name
+    assert operations.path_of(*liger_case("norm")) == "nvidia-triton"
+    on = "cross_entropy_loss_and_grad on cpu"
+    assert operations.path_of(*liger_case("loss")) == on
+    assert operations.path_of(*liger_case("loss", "liger-fp32")) == on
+    assert operations.path_of(*liger_case("loss", "liger-sm90")) == "nvidia-cutedsl"
+    assert operations.path_of(*liger_case("loss", "huggingface")) is None
+    assert operations.path_of(*liger_case("loss", "fused")) == "plain PyTorch"
+    monkeypatch.setitem(sys.modules, "liger_kernel.backends", None)
+    assert operations.path_of(*liger_case("loss")) == "nvidia-triton", "older versions"
+
+
+@pytest.mark.parametrize(
+    ("capability", "message"),
+    [((10, 0), "for compute capability 9.0 and no other"),
+     ((9, 0), "M to be a multiple of 128; got M=32")],
+)  # fmt: skip
+def test_liger_s_loss_for_hopper_is_refused_with_a_reason(monkeypatch, capability, message):
+    def refuses(hidden, weight, target):
+        raise NotImplementedError(f"it requires M to be a multiple of 128; got M={len(hidden)}")
+
+    whole = "liger_kernel.ops.cutedsl.ops"
+    kernels = ModuleType(f"{whole}.fused_linear_cross_entropy_sm90")
+    kernels.liger_fused_linear_cross_entropy_sm90 = refuses
+    package = ModuleType(whole)
+    package.fused_linear_cross_entropy_sm90 = kernels
+    monkeypatch.setitem(sys.modules, whole, package)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    _, drawn = liger_case("loss", "liger-sm90")
+    with pytest.raises(Unavailable, match=message):
+        operations.liger_sm90_loss(**drawn.leaves())
+    monkeypatch.setitem(sys.modules, whole, None)
+    with pytest.raises(Unavailable, match="Liger's CuTe kernels cannot be imported"):
+        operations.liger_sm90_loss(**drawn.leaves())

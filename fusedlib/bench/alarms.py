@@ -36,6 +36,7 @@ CLOCKS_APART, CLOCKS_APART_MS = 3.0, 1.0
 EMPTY_SHARE, EMPTY_MS = 0.5, 0.01
 HOLD_CYCLES = 10_000_000  # about 5 ms
 _CHANCE = random.SystemRandom()  # no seed that a rival sets decides it
+_SOURCES = 1021  # a prime
 _TIMERS = {
     (owner, name): getattr(owner, name)
     for owner, names in (
@@ -78,12 +79,14 @@ def partly_changed(tensor: Tensor, share: float) -> Tensor:
 
     Each is another element times a number in (0.5, 1): of the tensor's range, with a full mantissa.
     Who looks at some elements to know operands again sees no change where the run is short.
+    The others are as many as no width is a multiple of: else each column had one value, and a sum
+    over rows no sign that changes, which a sum in half precision does not bear.
     """
     changed = tensor.detach().clone(memory_format=torch.contiguous_format)
     flat = changed.view(-1)
     size = max(1, int(len(flat) * share))
     start = _CHANCE.randrange(len(flat) - size + 1)
-    sources = torch.tensor([_CHANCE.randrange(len(flat)) for _ in range(min(size, 64))])
+    sources = torch.tensor([_CHANCE.randrange(len(flat)) for _ in range(min(size, _SOURCES))])
     values = flat[sources.to(flat.device)].repeat(size // len(sources) + 1)[:size]
     flat[start : start + size] = scaled_down(values)
     return changed

@@ -27,9 +27,8 @@ Results = dict[str, Tensor]
 SHARES = 1 / 32, 1 / 4, 1.0, 1.0, 1.0
 """Of the operands' elements that are rewritten, the smallest that makes a difference."""
 TIMES_REWRITTEN = 4.0
-"""How many times the rule's error is accepted there. How accurate a rival is was judged on operands
-that were drawn; a run of repeated values may round two times as badly, and is there to find results
-that were kept.
+"""How many times the rule's error is accepted there, which is other in every run: how accurate a
+rival is was judged on operands that were drawn; these find results that were kept.
 """
 
 
@@ -190,7 +189,7 @@ class Operation:
         if isinstance(work, Bound):
             return Checked(one.facts(), partial(bound_turn, work))
         required, dy = self.required(inputs), inputs.dy
-        figures: Figures = {"path": work.path, **one.facts()}
+        figures: Figures = {"path": work.path, **work.figures, **one.facts()}
         first: Results = {}
         calls = partial(check.results_of, work, dy, handed_out=first)
         figures |= self.hold(one, work, dy, self.drawn, required, calls)

@@ -29,6 +29,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 # Where the distribution is called otherwise than the package that is imported.
 DISTRIBUTIONS = {
     "liger_kernel": "liger-kernel", "quack": "quack-kernels", "thunder": "lightning-thunder",
+    "flash_attn.cute": "flash-attn-4", "cutlass": "nvidia-cutlass-dsl",
 }  # fmt: skip
 
 Outputs = Tensor | tuple[Tensor, ...]
@@ -69,12 +70,14 @@ class Workload:
             `w_gate_up`: gate rows above up rows, or a gate row and an up row by turns where
             `alternating`.
         path: which code runs, where a rival chooses among several by shape or dtype.
+        figures: what else its rows say of how it was set up.
     """
 
     forward: Callable[[], Any]
     leaves: Mapping[str, Tensor]
     alternating: bool = False
     path: str | None = None
+    figures: Mapping[str, Any] = field(default_factory=dict)
 
     def reset(self) -> None:
         """Drop all gradients."""
@@ -156,7 +159,7 @@ class Rival(Generic[P, Built]):
                 or the dtype is not taken.
         """
         for package in self.requires:
-            if importlib.util.find_spec(package) is None:
+            if not _installed(package):
                 raise Unavailable(f"the package {package} is not installed")
         kind = torch.device(device).type
         if kind == "cuda" and not torch.cuda.is_available():
@@ -177,6 +180,11 @@ class Rival(Generic[P, Built]):
     def facts(self) -> dict[str, str]:
         """Version and settings, as figures of its rows."""
         return {"version": self.version(), "settings": self.settings}
+
+
+def _installed(package: str) -> bool:
+    parent = package.rpartition(".")[0]
+    return (not parent or _installed(parent)) and importlib.util.find_spec(package) is not None
 
 
 RIVALS: dict[tuple[str, str], Rival[..., Any]] = {}

@@ -27,12 +27,20 @@ class Sizes(study.Sizes):
     """tokens·hidden·intermediate of real models, bf16"""
     tuned: list[str] = []
     """the same that our tiles were tuned on"""
+    also: list[str] = []
+    """who else runs at both lists of shapes"""
+    searched: list[str] = []
+    """those of both lists where `searchers` run too"""
+    searchers: list[str] = ["quack-searched"]
+    """who takes minutes a shape to search for its fastest kernels"""
     under_load: list[str] = ["all"]
     """who of them also runs sustained, at both lists of shapes"""
     load_seconds: Annotated[float, Field(ge=0.01, le=60)] = 1.0
     """seconds of a sustained measurement, after heating"""
     large_fp32: list[str] = []
     """shapes in fp32, at both settings of torch's products"""
+    also_fp32: list[str] = []
+    """who else runs at them"""
     sweep_tokens: Positive = 16
     """tokens of the sweep over widths"""
     sweep_widths: list[Positive] = [64, 256]
@@ -57,8 +65,6 @@ class Sizes(study.Sizes):
     """hidden size of the layer that meets them"""
     lengths_intermediate: Size = 384
     """its intermediate size"""
-    searched: list[str] = []
-    """shapes where torch.compile searches for its fastest kernels"""
     repetitions: Annotated[int, Field(ge=2, le=1000)] = 5
     """rounds of each problem"""
     gemm_size: Size = 256
@@ -76,15 +82,32 @@ def ceilings(sizes: Sizes) -> Cases:
 
 
 def races(sizes: Sizes) -> Cases:
-    """The layer alone: models' shapes, large ones in fp32, the published grid and sweep."""
+    """The layer alone: models' shapes, large ones in fp32, the published grid and sweep.
+
+    Raises:
+        ValueError: a shape of `searched` that is neither of `models` nor of `tuned`.
+    """
     shared: dict[str, Any] = {"device": sizes.where, "repetitions": sizes.repetitions}
     halves: dict[str, Any] = {"dtype": "bfloat16", "directions": ENDS, **shared}
-    cases = swiglu.cases(sizes.models, sizes.rivals, group="models", **halves)
-    cases += swiglu.cases(sizes.tuned, sizes.rivals, group="tuned", launches=TURNS, **halves)
+    known = [*sizes.models, *sizes.tuned]
+    if unknown := [shape for shape in sizes.searched if shape not in known]:
+        raise ValueError(
+            f"searched has {unknown[0]}, which models and tuned have not: they have "
+            f"{', '.join(known)}"
+        )
+    cases = []
+    for group, shapes, launches in (
+        ("models", sizes.models, TURNS[:1]), ("tuned", sizes.tuned, TURNS)
+    ):  # fmt: skip
+        grouped: dict[str, Any] = {"group": group, "launches": launches, **halves}
+        cases += swiglu.cases(shapes, [*sizes.rivals, *sizes.also], **grouped)
+        # Of one group with the others: all at a shape are timed in turns.
+        here = [shape for shape in shapes if shape in sizes.searched]
+        cases += swiglu.cases(here, sizes.searchers, **grouped)
     for precision in ("highest", "high"):
         cases += swiglu.cases(
-            sizes.large_fp32, sizes.rivals, dtype="float32", precision=precision, directions=ENDS,
-            group="large fp32", **shared,
+            sizes.large_fp32, [*sizes.rivals, *sizes.also_fp32], dtype="float32",
+            precision=precision, directions=ENDS, group="large fp32", **shared,
         )  # fmt: skip
     for dtype in ["float32", *sizes.half_dtypes]:
         grid = [(m, d, d) for m, d in product(sizes.grid_tokens, sizes.grid_widths)]
@@ -97,8 +120,7 @@ def races(sizes: Sizes) -> Cases:
                 directions=ENDS, launches=TURNS if width <= sizes.graph_width else TURNS[:1],
                 **shared,
             )  # fmt: skip
-    everyone = [*sizes.rivals, "inductor-searched"]
-    return cases + swiglu.cases(sizes.searched, everyone, group="searched", **halves)
+    return cases
 
 
 def loads(sizes: Sizes) -> list[Case]:
@@ -168,6 +190,7 @@ COLUMNS = {
     "hidden_size": Column("hidden size", ",d", log=True),
     "y_error": Column("relative error of the output", "2"),
     "tflops": Column("TFLOP/s", "3"),
+    "search_s": Column("search and compilation", "2 s"),
     "arm": Column("implementation"),
     "binaries": Column("kernels compiled", ",d"),
     "warm_s": Column("warm_up", "3 s"),

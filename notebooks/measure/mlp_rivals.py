@@ -26,16 +26,19 @@ _OPERANDS = {"gate_proj.weight": "w_gate", "up_proj.weight": "w_up", "down_proj.
 
 
 def swiglu_mlp(
-    name: str, **options: Any
+    name: str, *, path: str | None = None, **options: Any
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:  # fmt: skip
     """Register a function of x, w_gate, w_up and w_down that gives y, as in `fusedlib.reference`,
     as a rival of every study that races a SwiGLU MLP.
+
+    Args:
+        path: which code it runs, where its package has several implementations.
     """
 
     def register(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def alone(inputs: Inputs) -> Workload:
             leaves = inputs.leaves()
-            return Workload(lambda: compute(**leaves), leaves)
+            return Workload(lambda: compute(**leaves), leaves, path=path)
 
         def module(own: SwiGLU) -> nn.Module:
             return FunctionMLP(own, compute)

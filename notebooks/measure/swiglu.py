@@ -1,7 +1,9 @@
 """The SwiGLU MLP's rivals and races: who computes it, on which problems, and how it is checked."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from fusedlib import reference
-from fusedlib.bench import race, rivals, roofline
+from fusedlib.bench import race, rivals, roofline, timing
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.cases import Case, grid, require_known
 from fusedlib.bench.operation import Operation
@@ -42,6 +44,18 @@ rival(
 )(partial(fused, save="input"))  # fmt: skip
 
 
+def searched(work: Workload, inputs: Inputs) -> Workload:
+    """A workload that has run forward and backward once and searched for its fastest kernels there.
+    `search_s` of its rows is how long that pass took, with all that it compiled.
+    """
+    start = perf_counter()
+    work.forward().backward(inputs.dy)
+    timing.synchronize(inputs.dy.device)
+    taken = perf_counter() - start
+    work.reset()
+    return replace(work, figures={"search_s": taken})
+
+
 @rival(TASK, "eager")
 def eager(inputs: Inputs) -> Workload:
     """Plain PyTorch, an operation at a time."""
@@ -53,7 +67,8 @@ def inductor(inputs: Inputs, *, dynamic: bool = False, mode: str = "default") ->
     """torch.compile, default mode, fullgraph=True, dynamic=False."""
     leaves = inputs.leaves()
     compiled = torch.compile(reference.swiglu_mlp, fullgraph=True, dynamic=dynamic, mode=mode)
-    return Workload(lambda: compiled(**leaves), leaves)
+    work = Workload(lambda: compiled(**leaves), leaves)
+    return work if mode == "default" else searched(work, inputs)
 
 
 rival(TASK, "inductor", traits=SLOW)(inductor)
@@ -68,13 +83,48 @@ rival(
 )(partial(inductor, dynamic=True))  # fmt: skip
 
 
-@swiglu_mlp("liger")
+@swiglu_mlp("liger", path="nvidia-triton")
 def liger(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
     """Liger's fused silu(gate) · up between cuBLAS products, as its `LigerSwiGLUMLP` does it."""
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
     gated = LigerSiLUMulFunction.apply(linear(x, w_gate), linear(x, w_up))
     return linear(gated, w_down)
+
+
+@rival(TASK, "liger-mlp", label="Liger, whole MLP", slot=7, traits=ON_REQUEST)
+def liger_mlp(inputs: Inputs) -> Workload:
+    """LigerMLPFunction, as `LigerMLP` has it: gate, up and silu(gate) · up are one kernel."""
+    try:
+        from liger_kernel.ops import LigerMLPFunction
+    except ImportError:
+        raise Unavailable("this liger-kernel has no LigerMLPFunction: 0.8.5 has") from None
+    leaves = inputs.leaves()
+    # Its kernels take a batch of sequences.
+    x, *weights = (leaves[name] for name in ("x", "w_gate", "w_up", "w_down"))
+    work = Workload(
+        lambda: LigerMLPFunction.apply(x[None], *weights)[0], leaves, path="nvidia-triton"
+    )
+    return searched(work, inputs)
+
+
+@rival(
+    TASK, "triton-tf32x3", label="Triton, TF32x3", slot=10, requires=("triton",), needs_cuda=True,
+    dtypes=("float32",), traits=ON_REQUEST,
+)  # fmt: skip
+def triton_tf32x3(inputs: Inputs) -> Workload:
+    """PyTorch's lines, each product one Triton kernel, tl.dot with input_precision="tf32x3"."""
+    from measure.tf32x3_kernel import Linear
+
+    leaves = inputs.leaves()
+
+    def forward() -> Tensor:
+        x, w_gate, w_up, w_down = (leaves[name] for name in ("x", "w_gate", "w_up", "w_down"))
+        gated = silu(Linear.apply(x, w_gate)) * Linear.apply(x, w_up)
+        y: Tensor = Linear.apply(gated, w_down)
+        return y
+
+    return Workload(forward, leaves)
 
 
 def quack(inputs: Inputs, *, tuned: bool = False) -> Workload:
@@ -88,7 +138,8 @@ def quack(inputs: Inputs, *, tuned: bool = False) -> Workload:
     def forward() -> Tensor:
         return mlp_func(inputs.x, w_gate_up, inputs.w_down, activation="swiglu", tuned=tuned)
 
-    return Workload(forward, leaves, alternating=True)
+    work = Workload(forward, leaves, alternating=True)
+    return searched(work, inputs) if tuned else work
 
 
 rival(TASK, "quack", label="QuACK", slot=4, traits=SLOW)(quack)

@@ -1,11 +1,13 @@
-"""The accumulation probe in Triton's interpreter: `tests/test_tensor_core.py` runs this file in a
+"""The study's own products in Triton's interpreter: `tests/test_tensor_core.py` runs this file in a
 process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 """
 
 import pytest
 import torch
 
+from fusedlib.bench.attempt import Unavailable
 from measure.accumulate_kernel import accumulate_fwd
+from measure.tf32x3_kernel import Linear
 
 
 @pytest.mark.parametrize("promote", [False, True])
@@ -15,3 +17,20 @@ def test_probe_vs_float64(promote):
         found = accumulate_fwd(a[:, :k].contiguous(), b[:k], promote=promote)
         assert found.dtype == torch.float32
         torch.testing.assert_close(found, a[:, :k].float() @ b[:k].float(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_linear_layer_by_tf32x3_and_its_gradients_vs_float64(frozen):
+    """More tiles down than a group has, and across; the last group is smaller."""
+    x, dy = torch.randn(9 * 128, 256).requires_grad_(), torch.randn(9 * 128, 128)
+    weight = torch.randn(128, 256).requires_grad_(not frozen)
+    y = Linear.apply(x, weight)
+    y.backward(dy)
+    d_weight = None if frozen else dy.double().mT @ x.double()
+    wanted = (x.double() @ weight.double().mT, dy.double() @ weight.double(), d_weight)
+    for actual, right in zip((y, x.grad, weight.grad), wanted, strict=True):
+        assert (actual is None) == (right is None)
+        if right is not None:
+            torch.testing.assert_close(actual.double(), right, rtol=1e-5, atol=1e-3)
+    with pytest.raises(Unavailable, match="multiples of 128 and k of 32, not 100, 128 and 256"):
+        Linear.apply(x[:100], weight)

@@ -74,6 +74,25 @@ for _name, _label, _slot, _traits, _sdpa in (
     )(partial(_backend, backend=_sdpa))  # fmt: skip
 
 
+@rival(
+    TASK, "flash-4", label="FlashAttention-4", slot=7, traits=_KEEPS_NO_SQUARE,
+    requires=("flash_attn.cute", "cutlass"), needs_cuda=True, dtypes=rivals.HALVES,
+    capability=(9, 0),
+)  # fmt: skip
+def flash_4(operands: Operands) -> Workload:
+    """flash_attn.cute.flash_attn_func, causal=True, written in CuTe's DSL."""
+    from flash_attn.cute import flash_attn_func  # type: ignore[import-not-found]
+
+    leaves = operands.leaves()
+
+    def forward() -> Tensor:  # it takes tokens before heads
+        turned = (leaf.transpose(1, 2) for leaf in leaves.values())
+        mixed: Tensor = flash_attn_func(*turned, causal=True)[0]
+        return mixed.transpose(1, 2)
+
+    return Workload(forward, leaves)
+
+
 @rival(TASK, "flex", label="FlexAttention", slot=6, traits=_KEEPS_NO_SQUARE | {"on request"})
 def flex(operands: Operands) -> Workload:
     """FlexAttention with a causal block mask, torch.compile, fullgraph=True, dynamic=False."""

@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy, linear
 import fusedlib
 from fusedlib import reference
 from fusedlib.bench import cuda_graphs, rivals, timing
-from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
 from fusedlib.bench.operation import Operands, Operation, Results
 from fusedlib.bench.race import Checked, Figures, Race, Turn
@@ -223,6 +223,22 @@ operation("loss", "liger-fp32", settings=f"{_liger}, accum_dtype=torch.float32")
 )
 
 
+@operation("loss", "liger-sm90", label="Liger, for Hopper", slot=15, requires=("cutlass",),
+           dtypes=("bfloat16",), capability=(9, 0))  # fmt: skip
+def liger_sm90_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
+    """liger_fused_linear_cross_entropy_sm90, CuTe kernels that Liger runs for who imports them."""
+    try:
+        from liger_kernel.ops.cutedsl.ops import fused_linear_cross_entropy_sm90 as sm90
+    except ImportError as problem:
+        raise Unavailable(f"Liger's CuTe kernels cannot be imported: {problem}") from problem
+    if torch.cuda.get_device_capability(hidden.device) != (9, 0):
+        raise Unavailable("it is for compute capability 9.0 and no other")
+    try:
+        return (sm90.liger_fused_linear_cross_entropy_sm90(hidden, weight, target),)
+    except NotImplementedError as problem:  # sizes that its tiles do not divide
+        raise Unavailable(str(problem)) from problem
+
+
 @operation("norm", "liger")
 def liger_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Outputs:
     """Liger's fused add RMSNorm, in_place=False: its default writes over the incoming gradient."""
@@ -239,6 +255,34 @@ def liger_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
 
     turned: Outputs = liger_rotary_pos_emb(q, k, cos, sin)
     return turned
+
+
+def liger_implementation(operands: Drawn) -> str:
+    """Which of Liger's implementations computes a case, by Liger's name. Where CuTe's package is
+    installed it takes its kernels inside the fused loss, and for RoPE at shapes of its choice.
+    """
+    try:
+        from liger_kernel.backends import resolve_impl
+    except ImportError:
+        return "nvidia-triton"  # before 0.8.5 it had no others
+    task, device = operands.case["experiment"], operands.case["device"]
+    if operands.case["provider"] == "liger-sm90":
+        return "nvidia-cutedsl"
+    if task == "norm":
+        return "nvidia-triton"  # its function asks no dispatcher
+    if task == "loss":
+        return str(resolve_impl("cross_entropy_loss_and_grad", device=device).impl_name)
+    q, k, cos, sin = operands.leaves().values()
+    turned, _ = liger_rope(1 * q, 1 * k, cos, sin)
+    node = turned.grad_fn.name() if turned.grad_fn else ""
+    return "nvidia-cutedsl" if "CuTe" in node else "nvidia-triton"
+
+
+def path_of(case: Case, operands: Drawn) -> str | None:
+    """Which code runs a case, where its rival has several: ours, and Liger's."""
+    if case["provider"].startswith("liger"):
+        return liger_implementation(replace(operands, case=case))
+    return llama.path_of(case)
 
 
 @operation("loss", "torch-chunked", label="PyTorch, chunked", slot=10)
@@ -430,10 +474,15 @@ class Setup(Operation):
     def check(self, case: Case) -> Checked:
         """Hold a case's rival against the truth, one that works in place on copies."""
         one = rivals.get(TASKS[case["experiment"]], case["provider"])
-        checked = self.checked(on_copies(one) if IN_PLACE in one.traits else one, self.inputs)
-        if "bound" not in one.traits:
+        bound = "bound" in one.traits
+        path = {} if bound else {"path": path_of(case, self.inputs)}
+        try:
+            checked = self.checked(on_copies(one) if IN_PLACE in one.traits else one, self.inputs)
+        except Wrong as wrong:
+            raise Wrong(str(wrong), {**wrong.figures, **path}) from None
+        if not bound:
             compiler = str(COMPILER) if "compiled" in one.traits else None
-            checked.figures |= {"path": llama.path_of(case), "compiler": compiler}
+            checked.figures |= {**path, "compiler": compiler}
         sets = self.draw() if IN_PLACE in one.traits else self.sets
         return replace(checked, turn=partial(self._turn, one, sets))
 
