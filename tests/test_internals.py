@@ -200,3 +200,14 @@ def test_a_module_compiled_by_itself_is_known():
     assert internals.COMPILED_CALL not in vars(layer)
     layer.compile()
     assert internals.COMPILED_CALL in vars(layer)
+
+
+def test_a_function_is_constant_while_compiling_as_torch_marks_it():
+    def one() -> int:
+        return 1
+
+    def other() -> int:
+        return 1
+
+    marks = vars(internals.constant_while_compiling(one))
+    assert marks == vars(torch.compiler.assume_constant_result(other)) != {}

@@ -622,12 +622,12 @@ def test_fp32_products_follow_torch_s_switches():
         matmul.fp32_precision = own
 
 
-def test_importing_the_package_imports_no_torch():
+def test_importing_the_package_imports_no_torch_and_its_functions_no_compiler():
     code = """
 import sys, fusedlib
 assert not {"torch", "triton"} & set(sys.modules)
 import fusedlib.ops.mlp.function, fusedlib.ops.mlp.module
-assert "triton" not in sys.modules or "torch" in sys.modules
+assert "torch._dynamo" not in sys.modules, "1.5 s that only who compiles need wait for"
 assert callable(fusedlib.swiglu) and callable(fusedlib.swiglu_mlp)
 assert fusedlib.SwiGLUMLP.__module__ == "fusedlib.ops.mlp.module"
 assert {"swiglu", "swiglu_mlp", "SwiGLUMLP"} <= set(dir(fusedlib))

@@ -11,6 +11,8 @@ from functools import cache
 
 import torch
 
+from fusedlib.launch.internals import constant_while_compiling
+
 # Bytes of shared memory that one program may have, by architecture. 8.6, 8.9 and 12.x have the
 # least, so that unknown cards are treated as 8.9.
 SHARED_MEMORY = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448}
@@ -34,7 +36,7 @@ MIN_CAPABILITY = (8, 0)
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-@torch.compiler.assume_constant_result
+@constant_while_compiling
 def has_kernels(device: torch.device) -> bool:
     """True if Triton is installed and the device is a GPU that the kernels run on."""
     return _find_kernels(device)

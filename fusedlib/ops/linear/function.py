@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import has_torch_function
 
-from fusedlib.launch.internals import is_transformed
+from fusedlib.launch.internals import constant_while_compiling, is_transformed
 from fusedlib.ops.arguments import STRIDED, require_alike, require_tensors, shape_of
 from fusedlib.ops.call_context import PLAIN_TYPES, autocast_enabled, is_plain_eager
 from fusedlib.ops.linear import route
@@ -121,7 +121,7 @@ def _is_for_torch(operand: object) -> bool:
     return operand is not None and has_torch_function((operand,))
 
 
-@torch.compiler.assume_constant_result
+@constant_while_compiling
 def _is_highest_precision() -> bool:
     """True if torch's fp32 products are IEEE's; torch.compile traces anew when that changes."""
     return torch.backends.cuda.matmul.fp32_precision != "tf32"
