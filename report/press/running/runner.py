@@ -170,6 +170,7 @@ def _attempt(
                     km=session.manager, resources={"metadata": {"path": str(job.notebook.parent)}},
                     on_notebook_start=session.started, on_cell_execute=session.started_cell,
                     coalesce_streams=True, record_timing=False,
+                    extra_arguments=[kernel.QUICK_EXIT],
                 )  # fmt: skip
         finished = True
     except KeyboardInterrupt as stop:
