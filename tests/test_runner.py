@@ -248,6 +248,13 @@ def test_relative_folders_mean_the_same_in_a_kernel(monkeypatch, tmp_path):
     assert env["PYTHONPATH"].split(os.pathsep)[0] == str(paths.ROOT)
 
 
+def test_threads_of_a_kernel_sleep_while_they_wait_unless_told_otherwise(monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert kernel.variables()["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert kernel.variables()["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
 def test_a_log_shows_the_case_of_the_running_cell(study, monkeypatch):
     monkeypatch.setattr(monitor, "LOG_S", 0.2)
     _, printed_text = run(study, "run_cases")
