@@ -17,6 +17,44 @@ Function = Callable[..., Any]
 Named = Mapping[str, Tensor]
 CLOCK = time.perf_counter  # one of the lies replaces it
 LOOPS = 5
+SEEN = {
+    "thread": "SOL-ExecBench, check_thread_injection",
+    "lazy tensor": "CUDA-L1, issue 12",
+    "replaced timer": "gpu-mode/reference-kernels, issue 162",
+    "rival compiles": "tritonbench, PR 411",
+    "cleared in the clock": "triton, PR 8384",
+    "small problem": "triton, PR 10149",
+    "kept by address": "CUDA-L1, arXiv 2507.14111",
+    "kept by version": "kernelbench.com, benchmarks/hard/DEVLOG.md",
+    "kept by three values": "kernelbench.com, benchmarks/hard/DEVLOG.md",
+    "right at first": "llm.c, PR 852",
+    "left in memory": "Sakana AI, The AI CUDA Engineer",
+    "inputs destroyed": "KernelBench, zero_out_kernel",
+    "answer found": "ngc92/pygpubench, PR 7",
+    "less work": "source 000, the fused kernel",
+    "missing gradient": "source 000, backward",
+    "identity": "kernelbench.com, v3/docs/rewardhack_cases.md",
+    "loose tolerance": "Liger-Kernel, log in PR 1357",
+    "constant problem": "METR, 2025-02-14",
+    "lower precision": "kernelbench.com, rewardhack_cases.md",
+    "shaped to the test": "kernelbench.com, hard/DEVLOG.md",
+    "silent fallback": "KernelGuard, rule SILENT_FALLBACK",
+    "reference timed once": "Hugging Face kernels, cli/benchmark.py",
+    "best of many": "ml-engineering, benchmarks/README.md",
+    "mean of ratios": "CUDA-L1, arXiv 2507.14111v8",
+    "slow baseline": "CUDA-L1, arXiv 2507.14111v8",
+}
+"""Where each lie was seen in public."""
+CAUGHT = {
+    "rival compiles": "compare has two rounds of warm-up",
+    "cleared in the clock": "compare clears before its clock, and times a call of nothing",
+    "small problem": "not refused: the time is right, of a size that nobody runs",
+    "reference timed once": "compare times all in turns",
+    "best of many": "compare takes the median of pairs",
+    "mean of ratios": "compare gives one ratio a problem",
+    "slow baseline": "not refused",
+}
+"""What refuses a lie of a protocol, which `Lies.show` cannot run."""
 
 
 def once_ms(f: Function, *inputs: Tensor) -> float:
@@ -92,17 +130,15 @@ class Lies:
             least = [min(least[0], reference_ms), min(least[1], mine_ms)]
         return least[0] / least[1]
 
-    def note(
-        self, group: str, name: str, printed: float, true: float, caught: str, seen: str
-    ) -> None:
+    def note(self, group: str, name: str, printed: float, true: float, caught: str = "") -> None:
         """Print one line of the list and keep it.
 
         Args:
             printed: the factor that a usual loop prints.
             true: that of the careful loop, not a number where the result is wrong.
-            caught: what refuses it.
-            seen: where it was seen in public.
+            caught: what refuses it, by default what `CAUGHT` says.
         """
+        caught, seen = caught or CAUGHT.get(name, "not refused"), SEEN.get(name, "nowhere yet")
         self.rows[name] = {
             "group": group, "lie": name, "where": "CPU", "printed": printed, "true": true,
             "caught": caught, "seen": seen,
@@ -111,7 +147,7 @@ class Lies:
         print(f"{name}: printed {printed:.3g}×, true {right}\n  {caught}\n  seen: {seen}")
 
     def show(
-        self, group: str, name: str, cheat: Function, seen: str, *,
+        self, group: str, name: str, cheat: Function, *,
         reference: Function | None = None, inputs: Named | Callable[[int], Named] | None = None,
         tested: tuple[Tensor, ...] | None = None, backward: bool = False,
     ) -> None:  # fmt: skip
@@ -137,7 +173,7 @@ class Lies:
         true = self.true_factor(mine, honest, new)
         time.perf_counter = CLOCK
         check = f"usual check {'passed' if close else 'failed'}"
-        self.note(group, name, printed, true, f"{check}; {line.reason or 'not refused'}", seen)
+        self.note(group, name, printed, true, f"{check}; {line.reason or 'not refused'}")
 
     def call_by_call(self, name: str) -> pd.DataFrame:
         """ms of ten calls each, of a cheat with the same and with new values, and of the reference.

@@ -1,5 +1,7 @@
 """The README's generated block: the headline claims alone, placed without loss."""
 
+import os
+
 import nbformat
 import pandas as pd
 import pytest
@@ -37,6 +39,23 @@ def test_block_has_the_headlines_and_counts_the_recorded_machines_alone():
         "|  | **Fast** | It holds little. | H200: 2 of 3; H100: 1 of 1 |",
         "| [Two](notebooks/two.ipynb) | **Fast** | It is exact. | H200: 3 of 3 |",
     ]
+
+
+def test_a_text_is_filled_with_claims_read_once_until_an_executed_copy_changes(
+    tmp_path, monkeypatch
+):
+    copy, read = tmp_path / "notebooks" / "03_kernels.ipynb", []
+    copy.parent.mkdir()
+    copy.write_text("one")
+    claim = NotebookNode(study="03_kernels", name="models", numbers={"liger": "1.03×"})
+    monkeypatch.setenv("FUSEDLIB_BUILD", str(tmp_path))
+    monkeypatch.setattr(headlines, "read_claims", lambda: read.append(1) or [claim])
+    text = "{03_kernels/models/liger} as fast, {03_kernels/models/quack} as QuACK"
+    assert [headlines.filled(text) for _ in range(3)] == ["1.03× as fast, — as QuACK"] * 3
+    assert len(read) == 1
+    claim.numbers["liger"] = "1.07×"
+    os.utime(copy, (1, 1))
+    assert headlines.filled(text) == "1.07× as fast, — as QuACK"
 
 
 def test_who_is_fastest_in_which_regime_follows_where_it_is_recorded(tmp_path):

@@ -204,6 +204,26 @@ def test_the_frame_reads_all_rows(study):
     assert not runner.is_unchanged(job)
 
 
+def test_what_only_shows_rows_runs_in_this_process_as_far_as_it_comes(study, tmp_path):
+    path = tmp_path / "sections" / "run_ok.ipynb"
+    path.parent.mkdir()
+    cells = [nbformat.v4.new_code_cell("profile: str = 'quick'  # whose rows")]
+    cells[0].metadata["tags"] = ["parameters"]
+    shown = "import os\nfrom press import display\ndisplay.prose(f'{profile} in {os.getpid()}')"
+    cells += map(nbformat.v4.new_code_cell, (shown, "raise ValueError('it broke here')"))
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    part = config.Study("run_ok" + config.DETAILS, "", "", path, {"full": {}})
+    [job] = runner.jobs([part], [], "full")
+    stream = io.StringIO()
+    outcome = runner.execute(job, monitor.Monitor(1, stream))
+    assert (outcome.status, outcome.error) == ("failed", "cell 4: ValueError: it broke here")
+    notebook = nbformat.read(outcome.copy, as_version=4)
+    [prose, error] = outputs_of(outcome.copy)
+    assert prose["data"]["text/plain"] == f"full in {os.getpid()}"
+    assert notebook.cells[3].outputs == [error] and error.ename == "ValueError"
+    assert "started, 4 cells" in stream.getvalue()
+
+
 def test_kernels_that_the_users_home_registers_are_not_used(study, tmp_path, monkeypatch):
     folder = tmp_path / "home" / "share" / "kernels" / "python3"
     folder.mkdir(parents=True)
@@ -226,6 +246,13 @@ def test_relative_folders_mean_the_same_in_a_kernel(monkeypatch, tmp_path):
     env = kernel.variables()
     assert env["FUSEDLIB_RESULTS"] == str(tmp_path / "rows-here")
     assert env["PYTHONPATH"].split(os.pathsep)[0] == str(paths.ROOT)
+
+
+def test_threads_of_a_kernel_sleep_while_they_wait_unless_told_otherwise(monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert kernel.variables()["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert kernel.variables()["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
 def test_a_log_shows_the_case_of_the_running_cell(study, monkeypatch):

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,18 @@ def filled(words: str) -> str:
 
     A dash stands for one that is not there: a claim's notebook may not have been executed.
     """
-    numbers = {
+    copies = copy_path(config.FRAME).parent.glob("*.ipynb")
+    numbers = _numbers(frozenset((copy, copy.stat().st_mtime_ns) for copy in copies))
+    return _NUMBER.sub(lambda match: numbers.get(match[1], MISSING), words)
+
+
+@cache
+def _numbers(copies: frozenset[tuple[Path, int]]) -> dict[str, str]:
+    """The claims' numbers by `study/claim/number`; read anew when the executed copies differ."""
+    return {
         f"{claim.study}/{claim.name}/{key}": text
         for claim in read_claims() for key, text in claim.numbers.items()
     }  # fmt: skip
-    return _NUMBER.sub(lambda match: numbers.get(match[1], MISSING), words)
 
 
 def readme_block(stated: Iterable[Any], regimes: Mapping[str, Any] | None = None) -> str:

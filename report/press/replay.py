@@ -7,7 +7,7 @@ recordings alone.
 import contextlib
 import io
 import site
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,18 +39,32 @@ class Analysis:
 def analysis_of(notebook: Path) -> Analysis:
     """Run the cells of a notebook over the rows there are; nothing is measured."""
     read = nbformat.read(notebook, as_version=4)
+    return Analysis(read, fill(read, notebook))
+
+
+def fill(
+    notebook: Any, path: Path, started: Callable[[Any, int], None] = lambda cell, at: None
+) -> list[Claim]:  # fmt: skip
+    """Give the cells of a notebook, read from `path`, their outputs; the claims that it states.
+
+    Nothing is measured. Where a cell raises, the cells before it have their outputs.
+
+    Args:
+        started: gets each cell that begins and its place.
+    """
     before = len(claims.CLAIMS)
     namespace: dict[str, object] = {"__name__": "__main__"}
-    site.addsitedir(str(notebook.parent))  # its helpers, as a kernel started there finds them
+    site.addsitedir(str(path.parent))  # its helpers, as a kernel started there finds them
     try:
         with environment({STATIC: "1"}), results.replaying():
-            for at, cell in enumerate(read.cells):
+            for at, cell in enumerate(notebook.cells):
                 if cell.cell_type == "code" and LIVE not in cell.metadata.get("tags", []):
-                    code = compile(cell.source, f"{notebook.name}[{at}]", "exec")
+                    started(cell, at)
+                    code = compile(cell.source, f"{path.name}[{at}]", "exec")
                     with display.captured() as shown, contextlib.redirect_stdout(io.StringIO()):
                         exec(code, namespace)
                     cell.outputs = [nbformat.from_dict(output) for output in shown]
-        return Analysis(read, claims.CLAIMS[before:])
+        return claims.CLAIMS[before:]
     finally:
         del claims.CLAIMS[before:]
 

@@ -46,6 +46,11 @@ class Study:
     measure: str = ""
 
     @property
+    def only_shows(self) -> bool:
+        """Whether it shows rows and does nothing else, as what only the appendix needs."""
+        return self.name.endswith(DETAILS)
+
+    @property
     def reads(self) -> set[str] | None:
         """Studies whose rows it shows: its own, and those that its cells name; None: all."""
         if self.name == FRAME:

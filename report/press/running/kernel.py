@@ -18,6 +18,9 @@ from measure.recording import paths
 # Time a kernel gets to end by itself, and after that to end on SIGTERM.
 SHUTDOWN_S = 5.0
 TERMINATE_S = 2.0
+QUICK_EXIT = "--IPKernelApp.exec_lines=__import__('atexit').register(__import__('os')._exit, 0)"
+"""Argument of a kernel that ends after what Python runs at exit: taking modules such as torch apart
+afterwards takes a second. What is registered first runs last."""
 # Unix domain sockets take paths of about a hundred characters.
 _LONGEST_FOLDER = 70
 
@@ -30,12 +33,17 @@ class OwnKernelSpecs(KernelSpecManager):
 
 
 def variables() -> dict[str, str]:
-    """What a kernel's environment has: our packages importable, our folders as absolute paths."""
+    """What a kernel's environment has: our packages importable, our folders as absolute paths.
+
+    Threads of the CPU sleep while they wait for each other, unless told otherwise: small products
+    wait most of the time, and a core on which something else runs cannot be waited for by spinning.
+    """
     search = [*map(str, paths.PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         "PYTHONPATH": os.pathsep.join(search),
         "FUSEDLIB_RESULTS": str(paths.results_dir().absolute()),
         "FUSEDLIB_BUILD": str(paths.build_dir().absolute()),
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     }
 

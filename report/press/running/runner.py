@@ -20,11 +20,14 @@ from papermill.execute import remove_error_markers
 
 from measure.recording import paths, results
 from measure.recording.progress import FILE as PROGRESS
+from press import replay
 from press.running import fingerprint, kernel, parameters
 from press.running.config import FRAME, STATIC, Study
 from press.running.monitor import Monitor
 from press.running.products import METADATA, check_writable, copy_path, read_metadata, write_whole
 from press.variables import environment
+
+_PYTHON = {"kernel_name": "python3", "language": "python"}
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Job:
     parameters: Mapping[str, Any]
     profile: str
     reads: set[str] | None  # studies whose rows it shows; None for all
+    only_shows: bool = False  # it runs in this process: a kernel would import torch for seconds
 
     @property
     def cells(self) -> int:
@@ -58,7 +62,9 @@ class Outcome:
 def jobs(studies: Sequence[Study], settings: Sequence[str], profile: str) -> list[Job]:
     """The runs of these studies, with all their parameters checked."""
     values = parameters.choose(studies, settings, profile)
-    return [Job(s.name, s.notebook, values[s.name], profile, s.reads) for s in studies]
+    return [
+        Job(s.name, s.notebook, values[s.name], profile, s.reads, s.only_shows) for s in studies
+    ]
 
 
 def run(jobs: Sequence[Job], monitor: Monitor, *, fresh: bool = False) -> list[Outcome]:
@@ -152,14 +158,20 @@ def _attempt(
     logging.getLogger("traitlets").setLevel(logging.CRITICAL)
     finished = False
     try:
-        with environment(kernel.variables() | variables):
-            execute_notebook(
-                nbformat.read(job.notebook, as_version=4), None, dict(job.parameters),
-                kernel_name="python3", language="python", progress_bar=False, start_timeout=120,
-                km=session.manager, resources={"metadata": {"path": str(job.notebook.parent)}},
-                on_notebook_start=session.started, on_cell_execute=session.started_cell,
-                coalesce_streams=True, record_timing=False,
-            )  # fmt: skip
+        notebook, values = nbformat.read(job.notebook, as_version=4), dict(job.parameters)
+        if job.only_shows:
+            prepared = execute_notebook(notebook, None, values, prepare_only=True, **_PYTHON)
+            session.started(prepared)
+            replay.fill(prepared, job.notebook, session.started_cell)
+        else:
+            with environment(kernel.variables() | variables):
+                execute_notebook(
+                    notebook, None, values, **_PYTHON, progress_bar=False, start_timeout=120,
+                    km=session.manager, resources={"metadata": {"path": str(job.notebook.parent)}},
+                    on_notebook_start=session.started, on_cell_execute=session.started_cell,
+                    coalesce_streams=True, record_timing=False,
+                    extra_arguments=[kernel.QUICK_EXIT],
+                )  # fmt: skip
         finished = True
     except KeyboardInterrupt as stop:
         session.note_error("Interrupted", "the run was stopped here")
