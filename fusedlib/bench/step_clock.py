@@ -1,8 +1,8 @@
 """The one clock of whole training steps: settled, back to back, the host's pace beside them.
 
 A step of many short kernels may wait for the host, whose pace differs from machine to machine and
-from minute to minute. So a row says how long the host takes to issue a step: where that is as long
-as the step, the time is the host's, not the card's.
+from minute to minute. So a row says how long it takes until a step is issued. Where that is far
+less than the step, the card sets the pace; where it is as long, the host may, or it waited.
 """
 
 import time
@@ -101,9 +101,10 @@ def measure(
 
     Returns:
         `forward_median_ms` and so on of each section, of `both` (forward and backward) and of
-        `step`, from a step's begin to the next one's; `issue_ms`, the host's time to issue a step
-        from an idle device; `settled`, whether two blocks agreed before these samples; and
-        `blocks_ms`, each block's median step.
+        `step`, from a step's begin to the next one's; `issue_ms`, until the host has issued a step
+        from an idle device, with its waits for the device, as at a full queue or `.item()`;
+        `settled`, whether two blocks agreed before these samples; and `blocks_ms`, each block's
+        median step.
     """
     for done in range(1, DISCARDED + 1):
         pace = _Block(trainer, 1).step_ms

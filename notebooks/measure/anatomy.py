@@ -284,7 +284,8 @@ def described(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(
         step=[steps.get(one) for one in ran],
         result=rows["status"].map({"ok": "right", "wrong": "wrong"}),
-        shape=[f"{t:.0f}·{w:.0f}" for t, w in zip(tokens, width, strict=True)],
+        shape=[f"{t:.0f}·{w:.0f}" if t == t and w == w else None
+               for t, w in zip(tokens, width, strict=True)],
         block=tokens.map("block of {:.0f}".format),
         peak_ratio=rows["peak_ratio"].fillna(ratio), bandwidth_share=moved * per_s / L4.bytes_per_s,
         fp32_share=6 * tokens * width**2 * per_s / L4.flops_per_s["float32"],

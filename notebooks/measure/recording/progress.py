@@ -21,7 +21,7 @@ class Progress:
         # A line a second at most: in a notebook every refresh is another line of output.
         self.bar: tqdm[Any] = tqdm(
             total=total, desc=study, unit="case", dynamic_ncols=True, mininterval=1.0,
-            disable=file is not None,
+            disable=file is not None or not total,
         )  # fmt: skip
 
     def case(self, label: str) -> None:
