@@ -47,15 +47,21 @@ def table_of(study: str, name: str, folder: Path | None = None) -> Any:
     return None
 
 
-def filled(words: str) -> str:
+def filled(words: str, machine: str | None = None) -> str:
     """A text with `{study/claim/number}` replaced by that number as the claim's sentence writes it.
+
+    Args:
+        machine: whose numbers they are, where it measured all cases; by default the sentence's.
 
     A dash stands for one that is not there: a claim's notebook may not have been executed.
     """
     numbers = {
         f"{claim.study}/{claim.name}/{key}": text
-        for claim in read_claims() for key, text in claim.numbers.items()
-    }  # fmt: skip
+        for claim in read_claims()
+        for stated in ([claim] if machine is None else claim.standings)
+        if machine is None or stated.machine == machine
+        for key, text in stated.numbers.items()
+    }
     return _NUMBER.sub(lambda match: numbers.get(match[1], MISSING), words)
 
 
