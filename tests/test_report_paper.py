@@ -18,7 +18,7 @@ from matplotlib.colors import to_rgba_array
 
 from claims_checks import (
     check_each_holds_or_says_where_not,
-    check_one_to_nine_by_name,
+    check_few_and_named,
     check_some_change_makes_each_false,
 )
 from fusedlib.bench import machine as machines
@@ -89,9 +89,9 @@ def claims_of(folder: Path) -> Callable[[str], list[Claim]]:
 
 @pytest.mark.parametrize(
     "check",
-    [check_one_to_nine_by_name, check_each_holds_or_says_where_not,
+    [check_few_and_named, check_each_holds_or_says_where_not,
      check_some_change_makes_each_false],
-    ids=["one_to_nine", "holds", "can_be_false"],
+    ids=["few_and_named", "holds", "can_be_false"],
 )  # fmt: skip
 @pytest.mark.parametrize("name", STUDIES)
 def test_claims_of_a_study(claims_of, name, check):

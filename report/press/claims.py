@@ -333,8 +333,16 @@ class Claim:
         return ", ".join(further)
 
     def standings_as_json(self) -> list[dict[str, Any]]:
-        """How it stands on each machine, and its numbers there, as pages show it."""
-        return [s.as_json() | {"further": self.further_numbers(s)} for s in self.standings]
+        """How it stands on each machine, and its numbers there, as pages show it. A machine that
+        measured it in part has no `numbers`."""
+        fields = [(name, spec) for _, name, spec in self._fields() if name]
+        return [
+            s.as_json() | {
+                "further": self.further_numbers(s),
+                "numbers": {n: self._value(n, spec, s.machine) for n, spec in fields if s.measured},
+            }
+            for s in self.standings
+        ]  # fmt: skip
 
     def summary(self) -> str:
         """How it stands on every machine, and what this one measured where it leads not."""

@@ -65,6 +65,27 @@ def factors() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def eager_steps() -> pd.DataFrame:
+    """Every eager training step that a session of two studies clocked on a GPU, and `of` which."""
+    steps = pd.concat([study(name).assign(of=name) for name in ("end_to_end", "profile")])
+    return steps.query(
+        "provider == 'eager' and attention == 'plain' and device == 'cuda' and "
+        "experiment != 'mlp' and status == 'ok' and step_median_ms.notna()"
+    )
+
+
+def with_busy_ends(profiles: Rows) -> Rows:
+    """Profiles with `busy_low` and `busy_high`, the time of their kernels over the slowest and the
+    fastest such step of all sessions; NaN where no session has one.
+    """
+    keys = ["machine", "model", "precision", "context_length"]
+    steps = eager_steps().groupby(keys, observed=True)["step_median_ms"].agg(["max", "min"])
+    each = steps.reindex(pd.MultiIndex.from_frame(profiles[keys]))
+    ends = {name: profiles["kernels_ms"] / each[of].to_numpy()
+            for name, of in (("busy_low", "max"), ("busy_high", "min"))}  # fmt: skip
+    return profiles.assign(**ends)
+
+
 def survival(table: pd.DataFrame, machine: str) -> dict[str, Any]:
     """How many of the factors that a machine measured are as published; those `apart` left out.
 
@@ -137,24 +158,19 @@ def _of_the_layer() -> Iterator[Pair]:
 
 def _of_steps() -> Iterator[Pair]:
     """Autocast's and torch.compile's. Each experiment of a recording clocked eager steps anew."""
-    model = study("end_to_end").of(context_length=256, device="cuda", provider="eager")
-    model = model[model["experiment"].isin(["step", "model", "profile"])]
-    profiled = study("profile").of(context_length=256, experiment="step", provider="eager")
-    eager = pd.concat([model, profiled.of(attention="plain")])
-    eager = eager[(eager["status"] == "ok") & eager["both_median_ms"].notna()]
     by = ["machine", "study", "recording", "experiment"]
     compiled = study("end_to_end").of(experiment="model", precision="fp32")
     selected = "backend == 'cuda' and direction == 'forward+backward' and warmup_steps.isna()"
     clocks = {
         name: own.pivot_table("both_median_ms", by, "precision", observed=True)
-        for name, own in eager.groupby("model")
+        for name, own in eager_steps().query("context_length == 256").groupby("model")
     }
     for name in MODELS:
         ms = clocks[name]
         cast = (ms["fp32"] / ms["bf16 autocast"]).dropna().droplevel(by[1:])
-        eager_steps = f"{selected} and model == '{name}' and not compile"
+        alone = f"{selected} and model == '{name}' and not compile"
         yield Pair("001", f"autocast over fp32, {name}",
-                   _stated("end_to_end", eager_steps, "precision", "float32", "bfloat16 autocast",
+                   _stated("end_to_end", alone, "precision", "float32", "bfloat16 autocast",
                            "mean_ms"), cast)  # fmt: skip
     for name in MODELS:
         own = compiled.of(model=name)

@@ -48,23 +48,30 @@ def table_of(study: str, name: str, folder: Path | None = None) -> Any:
     return None
 
 
-def filled(words: str) -> str:
+def filled(words: str, machine: str | None = None) -> str:
     """A text with `{study/claim/number}` replaced by that number as the claim's sentence writes it.
+
+    Args:
+        machine: whose numbers they are, where it measured all cases; by default the sentence's.
 
     A dash stands for one that is not there: a claim's notebook may not have been executed.
     """
     copies = copy_path(config.FRAME).parent.glob("*.ipynb")
-    numbers = _numbers(frozenset((copy, copy.stat().st_mtime_ns) for copy in copies))
+    stamps = frozenset((copy, copy.stat().st_mtime_ns) for copy in copies)
+    numbers = _numbers(stamps, machine)
     return _NUMBER.sub(lambda match: numbers.get(match[1], MISSING), words)
 
 
 @cache
-def _numbers(copies: frozenset[tuple[Path, int]]) -> dict[str, str]:
+def _numbers(copies: frozenset[tuple[Path, int]], machine: str | None) -> dict[str, str]:
     """The claims' numbers by `study/claim/number`; read anew when the executed copies differ."""
     return {
         f"{claim.study}/{claim.name}/{key}": text
-        for claim in read_claims() for key, text in claim.numbers.items()
-    }  # fmt: skip
+        for claim in read_claims()
+        for stated in ([claim] if machine is None else claim.standings)
+        if machine is None or stated.machine == machine
+        for key, text in stated.numbers.items()
+    }
 
 
 def readme_block(stated: Iterable[Any], regimes: Mapping[str, Any] | None = None) -> str:

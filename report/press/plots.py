@@ -157,7 +157,8 @@ def bars(
 
     `values` writes each row's length (of stacked bars the sum) at its end. `xlabel` names the axis,
     or by panel the axis of each. Where each row has one name, its bar lies in the middle. Bars are
-    of the first value in `card`; the others are marks on them.
+    of the first value in `card`; the others are marks on them. Of stacked bars `low` and `high` are
+    the ends of a line over the whole bar.
     """
     units = xlabel if isinstance(xlabel, Mapping) else {}
     xlabel = " or ".join(units.values()) if isinstance(xlabel, Mapping) else xlabel
@@ -178,7 +179,7 @@ def bars(
             length = own[x].to_numpy(dtype=float)
             shift = 0.0 if stacked or alone else -(at - (each - 1) / 2) * size
             rows = np.arange(len(order)) + shift
-            error = _error_bars(own, x, low, high)
+            error = None if stacked else _error_bars(own, x, low, high)
             drawn = ax.barh(
                 rows, np.nan_to_num(length), height=size * 0.94, left=start if stacked else 0.0,
                 xerr=None if error is None else np.nan_to_num(error), ecolor=style.INK, capsize=2.5,
@@ -198,6 +199,11 @@ def bars(
                 marked = [order.index(v) + shift for v in own[y]]
                 look = {**_mark(str(name), one), "linestyle": "", "color": style.INK}
                 ax.plot(own[x], marked, **{"marker": "D", **look})
+        if stacked and low and high:
+            ends = part.groupby(y, observed=True)[[low, high]].first().reindex(order).astype(float)
+            middle, half = ends.mean(axis=1), (ends[high] - ends[low]) / 2
+            ax.errorbar(middle, range(len(order)), xerr=half, fmt="none",
+                        ecolor=style.INK, elinewidth=1.6, capsize=3.5)  # fmt: skip
         ax.set_yticks(range(len(order)), [style.label(str(v)) for v in order])
         ax.margins(x=0.14 if values else 0.04)
         if logx:

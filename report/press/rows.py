@@ -183,7 +183,9 @@ class Rows(pd.DataFrame):
         panel: str | Sequence[str] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         """Draw lying bars, a category a value of `y`; parts named in `by` beside each other, or
-        stacked with `stacked=True`. Stacked bars are a bar a machine and have no whiskers."""
+        stacked with `stacked=True`. Stacked bars are a bar a machine and have no whiskers, unless
+        `span` names two columns, the least and the greatest of what a bar's parts come to.
+        """
         self._drawing(x)._draw(plots.bars, "value", y, by, panel, options)
 
     def table(
@@ -474,6 +476,13 @@ class Rows(pd.DataFrame):
         for name in keys:
             self._column(name)
         lines = self.per(*keys)
+        if span := options.get("span"):
+            whole = [name for name in dict.fromkeys([*keys, "machine"]) if name != by]
+            ends = self.groupby(whole, observed=True).agg({span[0]: "min", span[1]: "max"})
+            joined = lines.drop(columns=["low", "high"]).join(
+                ends.set_axis(["low", "high"], axis=1), on=whole
+            )
+            lines = joined._remember()
         frame = self._named(lines, [*keys, "machine"])
         if by == "provider":  # `plots` gives names their labels, and colours by name
             frame[by] = frame[by].astype(str).map({style.label(n): n for n in lines[by].unique()})
@@ -487,9 +496,9 @@ class Rows(pd.DataFrame):
         titles = {"xlabel" if x == "value" else "ylabel": value.label}
         if plot is plots.lines:
             titles["xlabel"] = self._says(x).label
-        ranged = (frame["low"] < frame["high"]).any() and not options.get("stacked")
+        ranged = (frame["low"] < frame["high"]).any() and (span or not options.get("stacked"))
         wide = {"low": "low", "high": "high"} if ranged else {}
-        own = {k: v for k, v in options.items() if k not in WORDED}
+        own = {k: v for k, v in options.items() if k not in (*WORDED, "span")}
         card = "machine" if frame["machine"].nunique() > 1 else None
         if card and options.get("stacked"):  # no marks of others lie on parts: a bar a machine
             names = frame["machine"].astype(str)
@@ -503,7 +512,7 @@ class Rows(pd.DataFrame):
         if card:
             cards = plots.cards(frame, card, [by, *(["panel"] if panels else [])])
             words["caption"] += self._marks(cards, "Bars" if bars else "Filled marks")
-        if wide:
+        if wide and not span:
             ends = {plots.lines: "Bands", plots.points: "Bars"}.get(plot, "Whiskers")
             words["caption"] += f" {ends}: range over recordings."
         words.pop("note", None)

@@ -26,6 +26,8 @@ from press.pages.preprocessors import Headings, Numbers
 
 MOST = 15
 """Slides of a deck."""
+ADVICE = 17, 4
+"""Rows and columns of the table of advice that fit a slide; the paper has all."""
 
 Slide = dict[str, Any]
 """Its `kind`; Markdown; figures."""
@@ -122,7 +124,8 @@ def deck(nb: Any) -> list[Slide]:
         *({"kind": "pair", "parts": [{**s, "claims": s["claims"][:1]} for s in two]}
           for two in shared),
         {"kind": "advice", "heading": "What to do with it", "note": table["caption"],
-         "columns": [names[-1] for names in table["columns"]], "rows": table["rows"]},
+         "columns": [names[-1] for names in table["columns"]][:ADVICE[1]],
+         "rows": [row[: ADVICE[1]] for row in table["rows"][: ADVICE[0]]]},
         {"kind": "limits", "heading": "What this does not show",
          "points": re.split(r"^[-*] ", limits.source, flags=re.MULTILINE)[1:]},
     ]  # fmt: skip
