@@ -89,7 +89,7 @@ class Sizes(study.Sizes):
     repetitions: Annotated[int, Field(ge=1, le=1000)] = 2
     """rounds that are measured at least"""
     host_bound_repetitions: Annotated[int, Field(ge=1, le=1000)] = 2
-    """rounds where the host may set the pace: families, and steps of up to 4,096 tokens"""
+    """rounds of steps of up to 4,096 tokens, where the host may set the pace"""
 
     @field_validator("experiments")
     @classmethod
@@ -141,8 +141,7 @@ def _families(sizes: Sizes) -> Cases:
     return [
         case for name in sizes.families
         for case in llama.cases(
-            "families", sizes.family_arms, group="families",
-            **sizes.turns | {"model": name, "repetitions": sizes.host_bound_repetitions},
+            "families", sizes.family_arms, group="families", **sizes.turns | {"model": name}
         )
     ]  # fmt: skip
 
