@@ -282,10 +282,10 @@ def test_symmetric_inputs_are_compared_where_they_are_a_function_of_a_seed():
     cheat = lambda a: kept.setdefault(a.data_ptr(), torch.linalg.cholesky(a)).clone()  # noqa: E731
     line = raced(torch.linalg.cholesky, cheat, spd)
     assert line.reason.startswith("for the inputs of seed 1, the results stay those of before")
-    line = raced(torch.linalg.cholesky, upper, spd(0))
-    assert (
-        line.status == "wrong" and "(symmetric, sorted, probabilities), give a func" in line.reason
-    )
+    for _ in range(3):  # a rewrite of the lower half alone looks as if results were kept
+        line = raced(torch.linalg.cholesky, upper, spd(0))
+        assert line.status == "wrong"
+        assert "(symmetric, sorted, probabilities), give a func" in line.reason
 
 
 def divergence(p: Tensor, q: Tensor) -> Tensor:

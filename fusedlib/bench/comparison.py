@@ -297,8 +297,8 @@ class _Problem(Operation):
 
     def _reason(self, misses: str, actual: Named, truth: Truth, required: list[str]) -> str:
         reason = super()._reason(misses, dict(actual), truth, required)
-        kept = self.seeded or truth.values is self.drawn.values or "kept and not" in reason
-        return reason if kept else f"{reason}; {STRUCTURE}"
+        as_given = self.seeded or truth.values is self.drawn.values
+        return reason if as_given else f"{reason}; {STRUCTURE}"
 
     def check(self, case: Case) -> Checked:
         """Hold the case's function against the truth."""
