@@ -18,7 +18,7 @@ from measure.end_to_end import cases as end_to_end
 from measure.end_to_end import races as end_to_end_course
 from measure.mlp_problem import SwiGLUProblem, draw
 from measure.recording import paths
-from measure.recording.results import DESCRIPTION, case_id, read_rows
+from measure.recording.results import DESCRIPTION, Recorder, case_id, read_rows
 from press import display, replay, style
 
 STUDY = "03_kernels"
@@ -34,6 +34,32 @@ def test_what_bounds_an_operation_is_no_workload_and_says_so():
     assert rivals.workload(rivals.get(swiglu.TASK, "eager"), inputs).leaves["x"] is inputs.x
     with pytest.raises(Unavailable, match="products bounds swiglu and gives no y: take another"):
         rivals.workload(rivals.get(swiglu.TASK, "products"), inputs)
+
+
+def test_a_rival_of_the_notebook_itself_is_registered_and_measured_again_when_it_was_edited(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
+    factors = []
+
+    def define(factor: float, module: str = "__main__") -> None:
+        def mine(x, w_gate, w_up, w_down):
+            factors.append(factor)
+            return factor * reference.swiglu_mlp(x, w_gate, w_up, w_down)
+
+        mine.__module__ = module
+        mlp_rivals.swiglu_mlp("mine")(mine)
+
+    statuses = []
+    for factor in (2.0, 1.0):
+        define(factor)
+        own = Recorder(STUDY, profile="quick", directory=tmp_path)
+        cases = swiglu.cases(["4·16·16"], ["mine"], dtype="float32", device="cpu", repetitions=2)
+        own.race(swiglu.RACE, cases)
+        statuses.append({row["status"] for row in read_rows(own.path)[-len(cases) :]})
+    assert statuses == [{"wrong"}, {"ok"}] and set(factors) == {2.0, 1.0}
+    with pytest.raises(ValueError, match="swiglu has a rival named 'eager' already"):
+        mlp_rivals.swiglu_mlp("eager")(reference.swiglu_mlp)
 
 
 @pytest.fixture

@@ -221,7 +221,8 @@ def rival(
     **options: Any,
 ) -> Callable[[Callable[P, Built]], Callable[P, Built]]:  # fmt: skip
     """Register a function as a rival. How it is set is the first line of its docstring, or given
-    as `settings` where one function builds several rivals.
+    as `settings` where one function builds several rivals. One that a notebook or script defines
+    itself may be registered again: the later one counts.
 
     Args:
         name: in the rows; one rival may do several tasks under one name.
@@ -233,7 +234,7 @@ def rival(
     """
 
     def register(build: Callable[P, Built]) -> Callable[P, Built]:
-        if (task, name) in RIVALS:
+        if (task, name) in RIVALS and not is_own(name):
             raise ValueError(f"{task} has a rival named {name!r} already")
         registered = LOOKS.get(name) or next(
             ((r.label, r.slot) for r in RIVALS.values() if r.name == name), None
@@ -254,6 +255,14 @@ def rival(
         return build
 
     return register
+
+
+def is_own(name: str) -> bool:
+    """Whether this notebook or script itself defines a rival of that name, whose code may be other
+    than that of an earlier row.
+    """
+    builds = (one.build for one in RIVALS.values() if one.name == name)
+    return any(getattr(build, "__module__", None) == "__main__" for build in builds)
 
 
 def get(task: Task[P, Built], name: str) -> Rival[P, Built]:

@@ -314,14 +314,17 @@ class Recorder:
 
     def missing(self, cases: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Of the cases that may be measured those that the recording has no row of yet, or one that
-        is tried again.
+        is tried again, and those of rivals that this notebook defines, whose code may have changed.
         """
+        from fusedlib.bench import rivals  # takes torch, which who reads rows need not wait for
+
         todo = []
         for case in cases:
             _check_case(case)
             name = case_id(self.study, case)
             row = self._newest.get(name)
             lacks = row is None or self.fresh or row["status"] in TRIED_AGAIN
+            lacks = lacks or rivals.is_own(str(case.get("provider")))
             if lacks and (self.only is None or name in self.only):
                 todo.append(dict(case))
         return todo
