@@ -162,7 +162,8 @@ class Lies:
         reference, given = reference or self.reference, inputs or self.inputs
         values = list((given(0) if callable(given) else given).values())
         kept = [t.clone() for t in tested or values]
-        reference(*kept)  # where its result lay, the cheat's may find the answer
+        _in_memory = reference(*kept)  # alive, where a cheat may search for it
+        reference(*kept)  # freed: where its result lay, the cheat's may find the answer
         close = torch.allclose(cheat(*kept), reference(*kept), rtol=1e-2, atol=1e-2)
         [line] = bench.compare(reference, {name: cheat}, given, rounds=5, backward=backward).lines
         mine, honest = (gradients(f) if backward else f for f in (cheat, reference))
