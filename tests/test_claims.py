@@ -154,7 +154,7 @@ def test_a_recording_of_some_cases_beside_whole_ones_shows_the_rows_that_speak_a
     claim = stated(rows, all_fast)
     told = "In 0 of 2 cases it takes less than 5 ms, 9.0 ms at most."
     partly = f"partly measured: does not hold for 2 of 4 cases (“{told}”)"
-    assert claim.standings[0].text == f"holds in 1 of 1 recording, {partly}"
+    assert claim.standings[0].text == f"holds in 1 of 1 recording; another recording is {partly}"
     assert claim.sentence() == "In 4 of 4 cases it takes less than 5 ms, 4.0 ms at most."
     assert claim.standings[0].count.startswith("1 of 1, partly measured: does not hold for 2 of 4")
 

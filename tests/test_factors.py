@@ -63,6 +63,7 @@ def test_the_abstract_says_what_the_recorded_factors_are(table):
     """Fewer than half are near in every session, and two of autocast change sides."""
     survival = factors.survival(table[table["drawn"]], "nvidia-h200")
     assert survival["sure"] < survival["all"] / 2 < survival["possible"]
+    assert survival["once"] == 6, "those of two sessions or more: memory and warm-up"
     own = table[table["drawn"] & ~table["apart"]].set_index("comparison")
     stated, ours = (own[own["machine"] == name] for name in ("published", "nvidia-h200"))
     turned = (stated["value"] < 0.99) & (ours["low"].reindex(stated.index) > 1.01)
@@ -87,9 +88,11 @@ def test_survival_counts_near_ones_and_those_that_change_sides():
         rows.append((str(at), "measured", "gpu", *measured))
     columns = ["comparison", "by", "machine", "value", "low", "high"]
     table = pd.DataFrame(rows, columns=columns)
+    table["sessions"] = table["comparison"].eq("0").map({True: 1, False: 2})
     other = table.assign(comparison="other", apart=True)
     table = pd.concat([table.assign(apart=False), other])
-    expected = {"all": 7, "near": 3, "sure": 2, "possible": 4, "turned": 2, "depend": ["1", "6"]}
+    expected = {"all": 7, "near": 3, "sure": 2, "once": 1, "possible": 4, "turned": 2,
+                "depend": ["1", "6"]}  # fmt: skip
     assert factors.survival(table, "gpu") == expected
     nothing = {**dict.fromkeys(expected, 0), "depend": []}
     assert factors.survival(table, "another") == nothing

@@ -168,7 +168,8 @@ class Standing:
         )
         whole = self._whole if self.measured else ""
         if partly:
-            return f"{whole}, partly measured: {partly}".removeprefix(", ")
+            another = "; another recording is " if whole else ""
+            return f"{whole}{another}partly measured: {partly}"
         how = f"; on a large GPU `make study ONLY={self.study} PROFILE=full` does"
         return whole or f"not measured{how if self.own else ''}"
 

@@ -47,8 +47,9 @@ def factors() -> pd.DataFrame:
     """A row a published factor and a row a GPU that measured it.
 
     Columns: `source`, `comparison`, `by` ("published" or "measured"), `machine`, `value`, its range
-    over sessions `low` and `high`, `drawn`, and `apart`: whether what was measured is not what was
-    published, but the kernel that does all the work, or a model with a mask.
+    over sessions `low` and `high`, how many `sessions` measured it, `drawn`, and `apart`: whether
+    what was measured is not what was published, but the kernel that does all the work, or a model
+    with a mask.
     """
     rows = []
     for pair in _pairs():
@@ -56,12 +57,13 @@ def factors() -> pd.DataFrame:
                  "comparison": f"{pair.comparison} ({SOURCES[pair.source]})",
                  "apart": pair.comparison.endswith((MENDED, MASKED))}  # fmt: skip
         stated = dict.fromkeys(("value", "low", "high"), pair.published)
-        rows.append({**first, "by": "published", "machine": MACHINE, **stated})
+        rows.append({**first, "by": "published", "machine": MACHINE, **stated, "sessions": 1})
         for machine, sessions in pair.measured.groupby(level=0, observed=True):
             other = pair.other[pair.other.index == machine]
             every = [*sessions, *other]
             rows.append({**first, "by": "measured", "machine": machine, "value": sessions.median(),
-                         "low": min(every), "high": max(every)})  # fmt: skip
+                         "low": min(every), "high": max(every),
+                         "sessions": len(sessions)})  # fmt: skip
     return pd.DataFrame(rows)
 
 
@@ -91,10 +93,10 @@ def survival(table: pd.DataFrame, machine: str) -> dict[str, Any]:
 
     Returns:
         `all`; `near`, within a factor of 1.15 of the published one; `sure` and `possible`, those
-        that are near in each session and in some, and `depend`, the names of those in some alone;
-        `turned`, published as faster or smaller and
-        measured as slower or larger, or the other way round. A factor within one per cent of 1 is
-        neither.
+        that are near in each session and in some; `once`, those of `sure` that ran in one session
+        only; `depend`, the names of those in some alone; `turned`, published as faster or smaller
+        and measured as slower or larger, or the other way round. A factor within one per cent of 1
+        is neither.
     """
     table = table[~table["apart"]]
     ours = table[table["machine"] == machine].set_index("comparison")
@@ -104,8 +106,10 @@ def survival(table: pd.DataFrame, machine: str) -> dict[str, Any]:
     some = near.any(axis=1) | ((over["low"] < 1) & (over["high"] > 1))
     sides = [(v > 1.01).astype(int) - (v < 0.99).astype(int) for v in (ours["value"], theirs)]
     turned = (sides[0] * sides[1] < 0) & ~near["value"]
-    counts = {"near": near["value"], "sure": near.all(axis=1), "possible": some, "turned": turned}
-    depend = [*ours.index[some & ~near.all(axis=1)]]
+    sure = near.all(axis=1)
+    counts = {"near": near["value"], "sure": sure, "once": sure & (ours["sessions"] == 1),
+              "possible": some, "turned": turned}  # fmt: skip
+    depend = [*ours.index[some & ~sure]]
     return {"all": len(ours), **{n: int(which.sum()) for n, which in counts.items()},
             "depend": depend}  # fmt: skip
 

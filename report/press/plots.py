@@ -129,10 +129,7 @@ def points(
             ax.axhspan(at - 0.5, at + 0.5, color=style.MUTED, alpha=0.09, linewidth=0)
         if logx:
             ax.set_xscale("log")
-            low_end, high_end = ax.get_xlim()
-            decades = np.log10(high_end / low_end)
-            subs = (1, 1.5, 2, 3, 4, 6) if decades < 1 else (1, 2, 5) if decades < 2.5 else (1,)
-            ax.xaxis.set_major_locator(LogLocator(subs=subs))
+            ax.xaxis.set_major_locator(_log_locator(*ax.get_xlim()))
             ax.xaxis.set_minor_formatter(NullFormatter())
         ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: tick(v, spec)))
         if reference is not None:
@@ -300,6 +297,13 @@ def _error_bars(rows: pd.DataFrame, x: str, low: str | None, high: str | None) -
     return np.clip(ends, 0, None)
 
 
+def _log_locator(low: float, high: float) -> LogLocator:
+    """Ticks of a logarithmic axis between two ends: the fewer decades, the more in each."""
+    decades = np.log10(high / low)
+    subs = (1, 1.5, 2, 3, 4, 6) if decades < 1 else (1, 2, 5) if decades < 2.5 else (1,)
+    return LogLocator(subs=subs)
+
+
 def _scales(ax: Axes, logx: bool, logy: bool, grid: list, spec: str) -> None:
     if logx:
         whole = all(float(v).is_integer() for v in grid)
@@ -309,6 +313,7 @@ def _scales(ax: Axes, logx: bool, logy: bool, grid: list, spec: str) -> None:
             ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: formatted(v, ",d")))
     if logy:
         ax.set_yscale("log", nonpositive="mask")  # an error of zero is a gap
+        ax.yaxis.set_major_locator(_log_locator(*ax.get_ylim()))
         ax.yaxis.set_minor_formatter(NullFormatter())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: tick(v, spec)))
     if len(grid) <= 10 and all(isinstance(v, int | np.integer) for v in grid):

@@ -8,7 +8,7 @@ import nbformat
 from measure.recording import paths
 from press.pages import ReportError
 from press.pages.exporters import FusedlibHTMLExporter, FusedlibPDFExporter
-from press.pages.outputs import PAPER, shown
+from press.pages.outputs import APPENDIX, PAPER, shown
 from press.pages.paper import Section, combined
 from press.pages.slides import FusedlibSlidesExporter, FusedlibSlidesPDFExporter
 from press.running import config
@@ -80,10 +80,10 @@ def slides(products: Path, out_dir: Path) -> list[Path]:
 
 
 def figures(products: Path) -> dict[str, str]:
-    """Files of the figures, SVG and the data behind it as CSV, in cells tagged `paper`."""
+    """Files of the figures, SVG and the data behind it as CSV, of the paper and its appendix."""
     files: dict[str, str] = {}
     for path in sorted((products / "notebooks").glob("*.ipynb")):
-        for output, meaning in shown(path, PAPER):
+        for output, meaning in (*shown(path, PAPER), *shown(path, APPENDIX)):
             if meaning.get("kind") != "figure":
                 continue
             name = meaning["name"]
