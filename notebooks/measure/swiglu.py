@@ -92,7 +92,7 @@ def liger(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
     return linear(gated, w_down)
 
 
-@rival(TASK, "liger-mlp", label="Liger, whole MLP", slot=7, traits=ON_REQUEST)
+@rival(TASK, "liger-mlp", label="Liger, whole MLP", slot=24, traits=ON_REQUEST)
 def liger_mlp(inputs: Inputs) -> Workload:
     """LigerMLPFunction, as `LigerMLP` has it: gate, up and silu(gate) · up are one kernel."""
     try:
