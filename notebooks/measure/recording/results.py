@@ -272,7 +272,7 @@ class Recorder:
         Of each machine the profile `full` where it has rows of it. `own` tells this machine's rows.
         `machine` is a categorical that names this machine even where it has none; its first
         category is the one that figures and tables show: one recorded in full, on a GPU, this one
-        before others, with most experiments, then most cases that are ok, most cases and rows. Of a
+        before others, with most experiments, then most cases that are ok, and most cases. Of a
         case that a recording measured twice, the later row.
         """
         import pandas as pd
@@ -297,7 +297,7 @@ class Recorder:
         counts = [
             ran.groupby("machine")["experiment"].nunique() if "experiment" in ran else {},
             ran.groupby("machine")["case"].nunique(),
-            frame.groupby("machine")["case"].nunique(), frame.groupby("machine")["case"].size(),
+            frame.groupby("machine")["case"].nunique(),
         ]  # fmt: skip
         own = machines.key()
         names = sorted(
