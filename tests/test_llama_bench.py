@@ -402,6 +402,14 @@ def test_exact_gradients_are_those_of_float64_rounded_once():
         torch.testing.assert_close(weight.grad, true[name].bfloat16(), rtol=2**-8, atol=0)
 
 
+def test_the_exact_loss_is_that_of_the_model_in_fp32_but_for_rounding():
+    model = llama.build("two layers", "float32", "cpu")
+    ids = llama.tokens("two layers", 2, 16, "cpu")
+    true = exact.ExactModel(model, ids).true["loss"]
+    loss = model(ids, labels=ids).loss.detach().double()
+    torch.testing.assert_close(loss, true, rtol=1e-5, atol=0)
+
+
 @pytest.mark.slow
 def test_the_first_rule_stands_in_columns_of_the_rows(tmp_path, planted):
     own = recorder(tmp_path)
