@@ -17,10 +17,11 @@ NODES = {"flash": "FlashAttention", "efficient": "EfficientAttention", "cudnn": 
 
 
 def prepared(name, dtype, context=1024):
-    one = AttentionProblem(context, 64, 8, dtype)
+    one, rival = AttentionProblem(context, 64, 8, dtype), rivals.get(races.TASK, name)
     operands = draw(one, "cuda")
     try:
-        return one, operands, rivals.get(races.TASK, name).build(operands)
+        rival.check_available("cuda", dtype)
+        return one, operands, rival.build(operands)
     except Unavailable as error:
         pytest.skip(str(error))
 
@@ -35,7 +36,8 @@ def test_a_way_is_right_and_keeps_what_is_counted(name, dtype):
         actual = exact.errors(check.results_of(work, operands.dy), true)
         check.require(actual, exact.baseline_errors(operands, true), one.torch_dtype)
         seen = footprint.measure(work, operands.dy)
-    assert NODES.get(name, "") in work.forward().grad_fn.name()
+    output = work.forward()  # kept: without it the node that made it is gone
+    assert NODES.get(name, "") in output.grad_fn.name()
     if form := races.counted_form(name):
         # Flash and cuDNN keep a random state besides, FlexAttention its mask of blocks.
         assert seen["kept_mib"] * MIB == pytest.approx(sum(kept(form, one).values()), abs=16 * 1024)

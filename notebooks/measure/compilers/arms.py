@@ -92,6 +92,11 @@ _inductor(
     _whole("max-autotune"), "graphs", "on request",
     label="torch.compile, searched, CUDA graphs", slot=10,
 )  # fmt: skip
+_inductor(
+    "inductor-dynamic", "the whole, mode default, dynamic=True",
+    lambda call: torch.compile(call, dynamic=True), "on request",
+    label="torch.compile, any length", slot=16,
+)  # fmt: skip
 _inductor("fused-inductor", *_default)
 _inductor(
     "fused-inductor-graphs", *_graphs, "graphs",

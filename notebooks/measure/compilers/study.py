@@ -48,9 +48,13 @@ class Sizes(study.Sizes):
     """tokens that are generated"""
     iterations: Annotated[int, Field(ge=3)] = 6
     """of a training"""
+    changing: list[str] = ["huggingface", "fused", "inductor"]
+    """arms that also train with another length in every step; those that compile in part 4"""
     limit_s: Annotated[float, Field(ge=0)] = 120.0
     """an arm that is not ready by then is stopped"""
-    strategies: list[str] = ["fsdp2-2", "zero-2"]
+    changing_limit_s: Annotated[float, Field(ge=0)] = 120.0
+    """the same for all steps of changing lengths"""
+    strategies: list[str] = ["fsdp2-2", "fsdp2-3"]
     """how the processes of part 5 share a model"""
     several: list[str] = ["huggingface"]
     """arms of part 5"""
@@ -117,9 +121,9 @@ def _by_token(sizes: Sizes) -> Cases:
 def _training(sizes: Sizes) -> Cases:
     if TRAINING not in sizes.parts:
         return []
-    kinds = [{"experiment": "training", "optimizer": name} for name in compilers.OPTIMIZERS]
+    kind = {"experiment": "training", "optimizer": "sgd"}
     return _of_part(
-        sizes, TRAINING, kinds, repetitions=sizes.iterations // 3, **sizes.training
+        sizes, TRAINING, [kind], repetitions=sizes.iterations // 3, **sizes.training
     )  # fmt: skip
 
 
@@ -127,8 +131,11 @@ def _dynamic(sizes: Sizes) -> Cases:
     """The same training with another length in every step."""
     if TRAINING not in sizes.parts:
         return []
-    drawn = [{"experiment": "dynamic", "optimizer": "sgd"}]
-    return _of_part(sizes, TRAINING, drawn, repetitions=sizes.iterations, **sizes.training)
+    return compilers.cases(
+        [{"experiment": "dynamic", "optimizer": "sgd"}], sizes.changing,
+        limit_s=sizes.changing_limit_s if TRAINING in sizes.compiled else 0.0,
+        device=sizes.where, repetitions=sizes.iterations, **sizes.training,
+    )  # fmt: skip
 
 
 def _several(sizes: Sizes) -> Cases:
@@ -152,15 +159,15 @@ def _several(sizes: Sizes) -> Cases:
 WORKS = {
     "forward": "forward pass", "inference": "token, sampler uncompiled",
     "generation multinomial": "token, multinomial", "generation race": "token, race",
-    "training sgd": "training step, SGD", "training adamw": "training step, AdamW",
+    "training sgd": "training step, SGD",
     "dynamic": "training, changing lengths", "distributed fsdp2-2": "FSDP2, weights kept",
-    "distributed fsdp2-3": "FSDP2, gathered anew", "distributed zero-2": "ZeRO-2",
-    "distributed zero-3": "ZeRO-3",
+    "distributed fsdp2-3": "FSDP2, gathered anew",
 }  # fmt: skip
 """What is timed: an experiment, with its sampler, optimizer or strategy."""
 KINDS = {"generation": "sampler", "training": "optimizer", distributed.EXPERIMENT: "strategy"}
 COMPILERS = {
-    "none": "no compiler", "inductor": "torch.compile", "inductor-causal": "no mask",
+    "none": "no compiler", "inductor": "torch.compile", "inductor-dynamic": "any length",
+    "inductor-causal": "no mask",
     "inductor-layers": "layer by layer", "inductor-graphs": "CUDA graph",
     "inductor-graphs-searched": "CUDA graph, search", "thunder": "Thunder",
 }  # fmt: skip

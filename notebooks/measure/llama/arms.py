@@ -80,6 +80,8 @@ def causal_attention() -> str:
 def compiled_causal(model: nn.Module) -> Call:
     """torch.compile of the whole model, dynamic=False, attention by the flag is_causal."""
     transformers_model: Any = model
+    if getattr(transformers_model.config, "attn_logit_softcapping", None):
+        raise Unavailable("scaled_dot_product_attention has no soft cap for this model's scores")
     transformers_model.set_attn_implementation(causal_attention())
     return torch.compile(model, dynamic=False)
 

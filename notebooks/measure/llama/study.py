@@ -167,7 +167,7 @@ def _memory(sizes: Sizes) -> Cases:
 
 def _offloaded(sizes: Sizes) -> Cases:
     return distributed.cases(
-        ["offload-throttled", "offload"], sizes.offloaded, model=sizes.model, processes=[1],
+        ["offload-throttled"], sizes.offloaded, model=sizes.model, processes=[1],
         batch_sizes=sizes.offload_batches, context_length=sizes.batch_context, dtype="bfloat16",
         optimizer="adamw", checkpointing=True, warmup=1, steps=sizes.offload_steps,
         device=sizes.device,
@@ -265,8 +265,7 @@ COLUMNS = {
     ),
     "strategy": Column(
         "DeepSpeed's settings",
-        names={"published": "published", "offload-throttled": "as published",
-               "offload": "its defaults"},
+        names={"published": "published", "offload-throttled": "as published"},
     ),
     "grows": Column("what grows", names={"batch": "batch", "context": "context"}),
     "grown_to": Column("sequences, or tokens of four sequences", ",d", log=True),

@@ -69,17 +69,9 @@ def replaying(rows: str = "") -> Iterator[None]:
         REPLAYED.reset(before)
 
 
-FORMER_NAMES = {
-    "02_anatomy": "05_anatomy", "05_warmup": "01_warmup", "10_llama": "11_llama",
-    "11_compilers": "12_compilers", "12_precision": "02_precision", "13_mnist": "10_mnist",
-}  # fmt: skip
-"""Studies whose notebook was renumbered: recorded rows hash the name that stands here."""
-
-
 def case_id(study: str, case: Mapping[str, Any]) -> str:
     """Identity of a case: the hash of its study and all its fields, whatever their order."""
-    hashed = [FORMER_NAMES.get(study, study), dict(case)]
-    text = json.dumps(hashed, sort_keys=True, ensure_ascii=False)
+    text = json.dumps([study, dict(case)], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -150,8 +150,9 @@ def checked(
     truth = Operation(TASK, inputs, partial(under_autocast, reference.swiglu), "h")
     truth.dtype = PRECISIONS[precision]
     work = Workload(partial(under_autocast, layer, x=x), {"x": x, **weights_of(layer)})
-    made_by = work.forward().grad_fn
-    figures = {**one.facts(), "layer_backward": made_by.name() if made_by else "none"}
+    output = work.forward()  # kept: without it the node that made it is gone
+    backward = output.grad_fn.name() if output.grad_fn else "none"
+    figures = {**one.facts(), "layer_backward": backward}
     required = [n for n in truth.drawn.true if not (FROZEN in one.traits and n.startswith("d_w"))]
     try:
         return figures | truth.figures_of(one, work, required)
