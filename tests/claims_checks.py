@@ -1,5 +1,6 @@
-"""Every claim holds on the machine that leads, and says of which others it does not hold; a changed
-row makes it fail.
+"""A claim says of which machines it does not hold, and a changed row makes it fail.
+
+A headline holds on the machine that leads, and a claim about published tables holds.
 
 `tests/test_report_paper.py` applies it to the claims of the notebooks, which it executes.
 """
@@ -33,10 +34,11 @@ def check_each_holds_or_says_where_not(claims: list[Claim]) -> None:
         for name, standing in by_machine.items():
             assert not standing.errors, f"{claim.name} on {name}: {standing.errors}"
             wrong = [e for e in standing.evaluations if e.holds is False]
-            if wrong and name not in (leading(claim.selection), published.MACHINE):
+            held_to = (leading(claim.selection),) if claim.headline else ()
+            if wrong and name not in (*held_to, published.MACHINE):
                 held = (
                     f"holds in {standing.held} of {standing.measured}"
-                    if standing.held
+                    if standing.held and standing.repeats == stating.MEASURED
                     else "does not hold"
                 )
                 assert held in standing.text and standing.text in claim.summary(), claim.name
@@ -49,7 +51,10 @@ def check_each_holds_or_says_where_not(claims: list[Claim]) -> None:
 def check_some_change_makes_each_false(claims: list[Claim]) -> None:
     for claim in claims:
         for standing in (s for s in claim.standings if s.measured):
+            told = {evaluation.recording for evaluation in standing.answers}
             for recorded, part in stating.complete(claim.selection, standing.machine):
+                if recorded not in told:
+                    continue
                 changed = (claim.evaluate(p, recorded).holds for p in perturbed(part))
                 assert any(holds is False for holds in changed), f"{claim.name} cannot fail"
 

@@ -72,8 +72,13 @@ def test_a_recording_that_fails_is_counted():
     assert (standing.held, standing.measured, standing.count) == (1, 2, "1 of 2")
 
 
-@pytest.mark.parametrize(("slow", "refused"), [("other", False), ("m", True)])
-def test_a_contradiction_is_shown_and_red_where_the_machine_leads(monkeypatch, slow, refused):
+@pytest.mark.parametrize(
+    ("slow", "headline", "refused"),
+    [("other", "Fast", False), ("m", "Fast", True), ("m", "", False)],
+)
+def test_a_contradiction_is_shown_and_red_where_a_headline_s_machine_leads(
+    monkeypatch, slow, headline, refused
+):
     """Red on any machine it made authors reword until all agreed (issue 51.4)."""
     monkeypatch.setattr(claims_checks, "RECORDED", {"m", "other"})
     ms = {"m": [1.0, 1.0], "other": [1.0, 1.0], slow: [9.0, 1.0]}
@@ -83,10 +88,11 @@ def test_a_contradiction_is_shown_and_red_where_the_machine_leads(monkeypatch, s
     names = [name for name in ms for _ in range(2)]
     rows["machine"] = pd.Categorical(names, categories=["m", "other", machine.key()])
     rows.attrs["study"] = "00_x"
-    claim = stated(rows, slowest)
+    claim = stated(rows, slowest, headline=headline, first="All are fast.")
     with pytest.raises(AssertionError, match="x on m") if refused else contextlib.nullcontext():
         claims_checks.check_each_holds_or_says_where_not([claim])
     assert f"{slow}: holds in 1 of 2 recordings" in claim.summary()
+    assert claim.summary().endswith("First stated as “All are fast.”.")
 
 
 def slowest(measured):

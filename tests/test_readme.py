@@ -33,7 +33,7 @@ CLAIMS = [
 
 def test_block_has_the_headlines_and_counts_the_recorded_machines_alone():
     assert headlines.readme_block(CLAIMS).splitlines()[1:-1] == [
-        "| | Finding | In numbers | Holds in |",
+        "| | Finding | In numbers | Repeated on |",
         "| --- | --- | --- | --- |",
         r"| [One](notebooks/one.ipynb) | **Fast** | It takes 3 ms, \1. | H200: 3 of 3 |",
         "|  | **Fast** | It holds little. | H200: 2 of 3; H100: 1 of 1 |",

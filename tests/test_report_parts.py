@@ -189,3 +189,7 @@ FAILED = {"errors": ["2026-11-25: KeyError: 'fused'"]}
 )  # fmt: skip
 def test_below_a_claim_stands_where_it_holds_and_loudly_where_not(every, expected) -> None:
     assert where_it_holds({"standings": every}) == expected
+    reworded = {"standings": every, "first": "It is twice as fast."}
+    assert where_it_holds(reworded) == [
+        *expected, ("first stated as “It is twice as fast.”", False),
+    ]  # fmt: skip

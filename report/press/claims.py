@@ -209,6 +209,7 @@ class Claim:
     template: str
     headline: str = ""
     repeats: str = MEASURED
+    first: str = ""
     standings: list[Standing] = field(default_factory=list)
 
     @property
@@ -353,6 +354,7 @@ class Claim:
         text = (
             "; ".join(f"{where[s.machine]}{s.text}{f': {f}' * bool(f)}" for s, f in further) + "."
         )
+        text += f" First stated as “{self.first}”." if self.first else ""
         mine = machines.key()
         here = any(s.own and s.shown for s in self.standings)
         first = self._machine()
@@ -392,8 +394,9 @@ CLAIMS: list[Claim] = []
 
 
 def claim(
-    name: str, selection: pd.DataFrame, *, headline: str = "", repeats: str = MEASURED
-) -> Callable[[Rule], Claim]:
+    name: str, selection: pd.DataFrame, *, headline: str = "", repeats: str = MEASURED,
+    first: str = "",
+) -> Callable[[Rule], Claim]:  # fmt: skip
     """State a claim over a plain selection of raw rows, evaluate it, and show it.
 
     Args:
@@ -403,6 +406,8 @@ def claim(
             the table on page one, the README and the slides.
         repeats: what another recording repeats: "measured", or, where the result is the same by
             nature, "counted" (bytes) or "same seeds" (a replay of the same random numbers).
+        first: what it said before a recording contradicted it and its author reworded it, which
+            is shown beside it; `report/HISTORY.md` says more.
     """
     if repeats not in REPEATS:
         raise ValueError(f"repeats={repeats!r} is unknown; known are {', '.join(REPEATS)}")
@@ -415,12 +420,12 @@ def claim(
                 f'the claim "{name}" needs its sentence as the function\'s docstring'
                 f"{dropped if sys.flags.optimize > 1 else ''}"
             )
-        result = Claim(name, selection, rule, text, headline, repeats)
+        result = Claim(name, selection, rule, text, headline, repeats, first)
         result.evaluate_all()
         CLAIMS.append(result)
         display.claim(
             result.sentence(), result.summary(), name, headline=headline, study=result.study,
-            numbers=result.numbers(), standings=result.standings_as_json(),
+            numbers=result.numbers(), standings=result.standings_as_json(), first=first,
         )  # fmt: skip
         return result
 

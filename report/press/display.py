@@ -39,14 +39,14 @@ def prose(text: str) -> None:
 
 def claim(
     sentence: str, summary: str, name: str, *, headline: str, study: str,
-    numbers: Mapping[str, str], standings: Sequence[dict[str, Any]],
+    numbers: Mapping[str, str], standings: Sequence[dict[str, Any]], first: str = "",
 ) -> None:  # fmt: skip
     """Show a claim and how it stands on each machine; `press.claims` calls this."""
     _check("claim", name=name, sentence=sentence)
     text = f"**{headline or 'Claim'}.** {sentence}\n\n*{summary}*"
     meaning = {
         "kind": "claim", "name": name, "sentence": sentence, "headline": headline, "study": study,
-        "numbers": dict(numbers), "standings": list(standings),
+        "numbers": dict(numbers), "standings": list(standings), "first": first,
     }  # fmt: skip
     _emit({"text/markdown": text, "text/plain": f"{sentence} {summary}"}, meaning)
 

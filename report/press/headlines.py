@@ -79,7 +79,7 @@ def readme_block(stated: Iterable[Any], regimes: Mapping[str, Any] | None = None
 
     A table of regimes follows, as `display.table_json` has it, if somebody recorded it.
     """
-    lines = ["| | Finding | In numbers | Holds in |", "| --- | --- | --- | --- |"]
+    lines = ["| | Finding | In numbers | Repeated on |", "| --- | --- | --- | --- |"]
     before = None
     for claim in (c for c in stated if c.headline):
         link = f"[{claim.title}](notebooks/{claim.study}.ipynb)" if claim.study != before else ""

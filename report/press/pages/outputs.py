@@ -107,11 +107,14 @@ def where_it_holds(claim: dict[str, Any]) -> list[tuple[str, bool]]:
     """Where a claim holds, a text a machine, each with whether it says that it does not.
 
     What nobody measured is said once; else a machine that measured nothing goes without saying.
+    What the claim first said, before a recording contradicted it, comes last.
     """
     every = claim["standings"]
     answering = [s for s in every if answered(s) or s["errors"]]
+    first = claim.get("first")
+    stated = [(f"first stated as “{first}”", False)] if first else []
     if not answering:
-        return [("not measured", False)] if every else []
+        return [("not measured", False), *stated] if every else []
     texts = []
     for standing in sorted(answering, key=lambda standing: standing["own"]):
         where = " here" if standing["own"] else f" on the {standing['label']}"
@@ -120,4 +123,4 @@ def where_it_holds(claim: dict[str, Any]) -> list[tuple[str, bool]]:
         fails |= standing["held"] < standing["measured"]
         numbers = f": {further}" if (further := standing.get("further")) else ""
         texts.append((standing["text"] + where + numbers, fails))
-    return texts
+    return [*texts, *stated]
