@@ -149,38 +149,53 @@ def test_what_is_there_is_left_out_and_bad_luck_is_tried_again(tmp_path):
 # --- its name ------------------------------------------------------------------------------------
 
 
-def recorded(folder: Path, name: str, began: str, commit="c" * 40, card=CARD, profile="full"):
-    run = {"commit": commit, "device_name": card, "began": began}
+FILES = {"fusedlib/a.py": "1", "notebooks/measure/b.py": "2", "notebooks/study.toml": "3"}
+
+
+@pytest.fixture(autouse=True)
+def code(monkeypatch):
+    monkeypatch.setattr(provenance, "files", lambda: FILES)
+
+
+def recorded(folder: Path, name: str, began: str, card=CARD, profile="full", **files: str):
+    run = {"commit": "d" * 40, "device_name": card, "began": began}
     (folder / name).mkdir(parents=True)
-    content = {"schema": results.SCHEMA, "profile": profile, "runs": [run]}
+    changed = FILES | {f"fusedlib/{stem}.py": content for stem, content in files.items()}
+    content = {"schema": results.SCHEMA, "profile": profile, "runs": [run], "files": changed}
     (folder / name / results.DESCRIPTION).write_text(json.dumps(content))
 
 
-def test_the_newest_recording_of_this_commit_goes_on(tmp_path, monkeypatch):
+def test_the_newest_recording_of_this_code_goes_on(tmp_path, monkeypatch):
     new = record.chosen_name("", tmp_path, facts())
     assert new.endswith("-ccccccc") and len(new) == len("2026-11-25-ccccccc")
     recorded(tmp_path, "z", "2026-11-24")
     recorded(tmp_path, "a", "2026-11-25")
-    recorded(tmp_path, "other commit", "2026-11-26", commit="d" * 40)
+    recorded(tmp_path, "other code", "2026-11-26", a="0")
     recorded(tmp_path, "toy", "2026-11-27", profile="quick")
     assert record.chosen_name("", tmp_path, facts()) == "a"
     assert record.chosen_name("z", tmp_path, facts()) == "z"
     assert record.chosen_name("new one", tmp_path, facts()) == "new one"
-    monkeypatch.setattr(provenance, "commit", lambda: ("e" * 40, False))
-    assert record.chosen_name("", tmp_path, facts()).endswith("-eeeeeee")
+    monkeypatch.setattr(provenance, "files", lambda: FILES | {"notebooks/study.toml": "new"})
+    assert record.chosen_name("", tmp_path, facts()) == "a", (
+        "other cases, measured by the same code"
+    )
+    monkeypatch.setattr(provenance, "files", lambda: FILES | {"notebooks/measure/b.py": "new"})
+    assert record.chosen_name("", tmp_path, facts()).endswith("-ccccccc")
 
 
 @pytest.mark.parametrize(
     ("fields", "was"),
     [
-        ({"commit": "d" * 40}, f"is of commit ddddddd on {CARD}; this is ccccccc on {CARD}"),
+        ({"a": "0"}, "is of commit ddddddd; since then changed fusedlib/a.py"),
         (
-            {"card": "NVIDIA H200"},
-            f"is of commit ccccccc on NVIDIA H200; this is ccccccc on {CARD}",
+            dict.fromkeys("acde", "0"),
+            "is of commit ddddddd; since then changed fusedlib/a.py, fusedlib/c.py, fusedlib/d.py "
+            "and more",
         ),
+        ({"card": "NVIDIA H200"}, f"is of NVIDIA H200; this is {CARD}"),
     ],
 )
-def test_a_recording_of_another_commit_or_card_is_refused(tmp_path, fields, was):
+def test_a_recording_of_other_code_or_another_card_is_refused(tmp_path, fields, was):
     recorded(tmp_path, "x", "2026-11-25", **fields)
     with pytest.raises(ConfigError, match=f"the recording x {was}. Give another NAME="):
         record.chosen_name("x", tmp_path, facts())

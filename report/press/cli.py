@@ -164,7 +164,7 @@ def report(
 @app.command()
 def record(
     only: Only = "", config: StudyFile = None,
-    name: Annotated[str, typer.Option(help="of the recording; default: this commit's")] = "",
+    name: Annotated[str, typer.Option(help="of the recording; default: this code's")] = "",
     minutes: Annotated[float, typer.Option(help="how long, the claims of least time first")] = 25.0,
     dry: Annotated[bool, typer.Option("--dry", help="only say what it will take")] = False,
     packed: Annotated[

@@ -160,25 +160,36 @@ def check_clean() -> None:
 
 
 def chosen_name(name: str, folder: Path, facts: machines.Machine) -> str:
-    """This name, or without one that of this commit's newest recording, else day and commit."""
+    """This name, or without one that of this code's newest recording, else day and commit.
+
+    Code is what measures: a commit that changed a text, or which cases there are, goes on with the
+    recording of the commit before.
+    """
     commit, _ = provenance.commit()
-    this = commit, facts.device_name
     existing = [Recording.read(path.parent) for path in folder.glob(f"*/{results.DESCRIPTION}")]
-    code_and_card = {r.name: (r.runs[-1]["commit"], r.runs[-1]["device_name"]) for r in existing}
+    other = {r.name: _other_code(r, facts) for r in existing}
     if not name:
         alike = [
             r for r in existing
-            if code_and_card[r.name] == this and r.profile == "full" and r.name != results.ASSEMBLED
+            if not other[r.name] and r.profile == "full" and r.name != results.ASSEMBLED
         ]  # fmt: skip
         new = f"{datetime.now(UTC):%Y-%m-%d}-{(commit or '')[:7]}"
         return max(alike, key=lambda r: str(r.runs[-1]["began"])).name if alike else new
-    if code_and_card.get(name, this) != this:
-        its_commit, card = code_and_card[name]
-        raise ConfigError(
-            f"the recording {name} is of commit {str(its_commit)[:7]} on {card}; this is "
-            f"{(commit or '')[:7]} on {facts.device_name}. Give another NAME="
-        )
+    if reason := other.get(name):
+        raise ConfigError(f"the recording {name} is of {reason}. Give another NAME=")
     return name
+
+
+def _other_code(recording: Recording, facts: machines.Machine) -> str:
+    """What of a recording's card and code is not this one's, in words; empty where all is."""
+    card = recording.runs[-1]["device_name"]
+    if card != facts.device_name:
+        return f"{card}; this is {facts.device_name}"
+    changed = [path for path in provenance.differing(recording.files) if path.endswith(".py")]
+    if not changed:
+        return ""
+    more = " and more" if len(changed) > 3 else ""
+    return f"commit {recording.commits[-1]}; since then changed {', '.join(changed[:3])}{more}"
 
 
 def record(
