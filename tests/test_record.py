@@ -16,6 +16,7 @@ from measure import study
 from measure.recording import paths, provenance, results
 from played_clock import PlayedClock
 from press import record, replay
+from press.analysis import NoRowsError
 from press.record import STUDY_S, Unit
 from press.running.config import Config, ConfigError, Study
 from visitor import search_path
@@ -144,6 +145,16 @@ def test_what_is_there_is_left_out_and_bad_luck_is_tried_again(tmp_path):
     race = [Unit("one", ("ok", "new"), 0, 1.0), Unit("one", ("ok", "oom"), 0, 1.0)]
     assert record.left(race, tmp_path) == race[:1], "a race runs again as a whole"
     assert record.left(units, tmp_path / "none") == units
+
+
+def test_what_no_claim_can_be_stated_over_yet_is_recorded_all_the_same(studies, monkeypatch):
+    def unmeasured(notebook):
+        raise NoRowsError("no row has context_length = 3072")
+
+    stated = record.units(studies, ["one"])
+    monkeypatch.setattr(replay, "analysis_of", unmeasured)
+    unstated = record.units(studies, ["one"])
+    assert {*unstated} == {dataclasses.replace(unit, claims=0) for unit in stated}
 
 
 # --- its name ------------------------------------------------------------------------------------

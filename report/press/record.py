@@ -25,7 +25,8 @@ from measure import study as studies
 from measure.recording import paths, provenance, results
 from measure.recording.results import Recording
 from press import replay
-from press.analysis import leading
+from press.analysis import NoRowsError, leading
+from press.claims import Claim
 from press.running.config import Config, ConfigError
 from press.running.products import write_whole
 from press.variables import environment
@@ -65,7 +66,7 @@ def units(config: Config, only: Sequence[str] = ()) -> list[Unit]:
     with replay.recorded_rows():
         for study in filter(config.studies.__contains__, config.select(only)):
             parts = config.with_details([study])
-            stated = [claim for part in parts for claim in replay.analysis_of(part.notebook).claims]
+            stated = [claim for part in parts for claim in _stated(part.notebook)]
             selected = [{*claim.selection["case"]} for claim in stated]
             rows = results.Recorder(study.name, profile="full").rows()
             listed = [*_of_study(study.name, rows, selected)]
@@ -74,6 +75,14 @@ def units(config: Config, only: Sequence[str] = ()) -> list[Unit]:
                 rests = [c for c, w in zip(costs, selected, strict=True) if w & {*unit.cases}]
                 ordered.append((min(rests, default=math.inf), unit))
     return [unit for _, unit in sorted(ordered, key=lambda pair: (pair[0], pair[1].seconds))]
+
+
+def _stated(notebook: Path) -> list[Claim]:
+    """The claims of a notebook; none where it asks for rows that nobody has recorded yet."""
+    try:
+        return replay.analysis_of(notebook).claims
+    except NoRowsError:
+        return []
 
 
 def _of_study(study: str, rows: Any, selected: list[set[str]]) -> Iterator[Unit]:
