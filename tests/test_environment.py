@@ -50,6 +50,14 @@ def test_what_the_study_was_asked_for_is_required():
     assert asked <= names
 
 
+def test_a_package_has_the_same_range_in_every_extra():
+    ranges: dict[str, set[str]] = {}
+    for line in requirement_lines():
+        requirement = line.partition(";")[0].strip()
+        ranges.setdefault(re.split(r"[<>=]", requirement)[0], set()).add(requirement)
+    assert {name: lines for name, lines in ranges.items() if len(lines) > 1} == {}
+
+
 def test_conda_names_no_package_that_pyproject_would_have_to_follow(conda):
     plain = [entry for entry in conda["dependencies"] if isinstance(entry, str)]
     assert {entry.partition("=")[0] for entry in plain} == {"python", "pip"}

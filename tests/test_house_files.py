@@ -44,8 +44,16 @@ def test_citation_has_what_the_format_asks_for():
     assert citation["license"] == PROJECT["license"] == "MIT"
     assert citation["authors"] and all(author["name"] for author in citation["authors"])
     keys = {"cff-version", "message", "type", "title", "abstract", "authors"}
-    assert set(citation) == keys | {"license", "keywords"}
-    assert all(isinstance(word, str) for word in citation["keywords"])
+    assert set(citation) == keys | {"license", "keywords", "version", "date-released"}
+    assert citation["keywords"] == PROJECT["keywords"]
+    assert citation["authors"] == PROJECT["authors"]
+
+
+def test_the_last_release_has_one_version_and_one_date():
+    citation = yaml.safe_load(read("CITATION.cff"))
+    _, released, *_ = re.findall(r"^## \[.+", read("CHANGELOG.md"), re.MULTILINE)
+    assert citation["version"] == fusedlib.__version__
+    assert released == f"## [{fusedlib.__version__}] - {citation['date-released'].isoformat()}"
 
 
 def test_licence_is_the_one_named():

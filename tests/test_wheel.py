@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib import metadata
@@ -95,14 +96,21 @@ def without_this_clone() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
+def copied_source(folder: Path) -> Path:
+    """A copy to build from: setuptools packs files that a build left in the folder long ago."""
+    source = folder / "source"
+    shutil.copytree(paths.ROOT / "fusedlib", source / "fusedlib")
+    (source / "tests").mkdir()
+    names = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md")
+    for name in (*names, "CITATION.cff", "tests/test_wheel.py"):
+        shutil.copy(paths.ROOT / name, source / name)
+    return source
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    # Of a copy: setuptools keeps what it once built in the folder, and packs files that are gone.
-    source = folder / "source"
-    shutil.copytree(paths.ROOT / "fusedlib", source / "fusedlib")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(paths.ROOT / name, source)
+    source = copied_source(folder)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder)]
     subprocess.run([*command, str(source)], check=True, cwd=folder)
     (built,) = folder.glob("*.whl")
@@ -134,6 +142,20 @@ def test_the_wheel_has_the_library_typed_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"fusedlib"}
     assert {"fusedlib/py.typed", "fusedlib/bench/race.py", "fusedlib/patch/apply.py"} <= set(names)
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+@pytest.mark.slow
+def test_the_source_distribution_has_the_library_its_licence_and_changelog(tmp_path: Path) -> None:
+    build = "from setuptools import build_meta; build_meta.build_sdist('..')"
+    source = copied_source(tmp_path)
+    subprocess.run([sys.executable, "-c", build], check=True, cwd=source, capture_output=True)
+    (built,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        names = {file.name.partition("/")[2] for file in archive if file.isfile()}
+    wanted = {"LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "pyproject.toml"}
+    assert wanted | {"fusedlib/py.typed", "fusedlib/patch/apply.py"} <= names
+    assert not [name for name in names if name.startswith(("tests/", "notebooks/", "report/"))]
 
 
 @pytest.mark.slow
