@@ -13,6 +13,7 @@
     fusedlib.RMSNorm(hidden_size)                         the module
     fusedlib.rope(q, k, cos, sin)                         rotary embedding of q and k
     fusedlib.linear_cross_entropy(hidden, weight, target) a model's loss without its logits
+    fusedlib.linear_cross_entropy_and_accuracy(…)         the same, and the tokens' accuracy
     fusedlib.LinearCrossEntropyLoss()                     the module
     fusedlib.linear_log_probs(hidden, weight, tokens)     tokens' log-probabilities, and entropies
     fusedlib.LinearLogProbs()                             the module

@@ -15,6 +15,7 @@ import nbformat
 import pytest
 from packaging.requirements import Requirement
 
+from fusedlib.bench import verdict
 from measure.recording import paths
 
 STEP = """
@@ -180,9 +181,19 @@ def test_bench_imports_what_the_wheel_or_its_extra_asks_for() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "extra":
+                names += [ast.literal_eval(node.args[0])]
             for top in {name.partition(".")[0] for name in names} - {"fusedlib", "", "__future__"}:
                 known = top in sys.stdlib_module_names or {*provided_by.get(top, [])} & declared
                 assert known, f"{path.name} imports {top}"
+
+
+def test_a_missing_package_of_the_extra_is_named_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pandas .*pip install 'fusedlib\[bench\]'"):
+        verdict({"time_ms": [1.0]})
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -38,6 +39,20 @@ class TooLarge(Refused):
     """Not tried: a count says that it is far above the memory there is."""
 
     status = "oom (predicted)"
+
+
+def extra(name: str) -> Any:
+    """A module of a package that the extra `bench` installs, such as pandas.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; says what to do.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{error.name} is not installed: pip install 'fusedlib[bench]'", name=error.name
+        ) from None
 
 
 MOST_MEMORY = {"cuda": 2.0, "mps": 0.7, "cpu": 0.7}

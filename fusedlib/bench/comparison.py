@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fusedlib.bench import alarms, check, rivals, roofline, sustained
-from fusedlib.bench.attempt import Wrong, is_out_of_memory
+from fusedlib.bench.attempt import Wrong, extra, is_out_of_memory
 from fusedlib.bench.cases import Case, Row, grid, require_known, require_least
 from fusedlib.bench.operation import Operands, Operation, Truth, exact_results
 from fusedlib.bench.race import LAUNCHES, Checked, Race, race
@@ -433,9 +433,7 @@ class Comparison:
     @property
     def rows(self) -> Any:
         """A pandas data frame with all figures and samples, a row as in the study."""
-        import pandas
-
-        return pandas.DataFrame([row.as_dict() for row in self.measured])
+        return extra("pandas").DataFrame([row.as_dict() for row in self.measured])
 
     def _table(self) -> list[list[str]]:
         lines = self.lines
@@ -462,8 +460,7 @@ class Comparison:
 
     def plot(self) -> Any:
         """Axes of matplotlib: a bar a function that was timed, with its interval."""
-        from matplotlib import pyplot
-
+        pyplot = extra("matplotlib.pyplot")
         timed = [(line.label, line.ms) for line in self.lines if line.ms]
         _, axes = pyplot.subplots()
         values = [ms.value for _, ms in timed]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Any
 
+from fusedlib.bench.attempt import extra
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -55,8 +57,7 @@ def verdict(
     Raises:
         ValueError: no time and no ratio, an unknown card or dtype, or a card and no work.
     """
-    import pandas as pd
-
+    pd = extra("pandas")
     frame = pd.DataFrame(table).reset_index(drop=True)
     there = f"it has {', '.join(map(str, frame)) or 'none'}"
     if not {"time_ms", "ratio"} & {*frame}:

@@ -145,7 +145,7 @@ def quack(inputs: Inputs, *, tuned: bool = False) -> Workload:
 rival(TASK, "quack", label="QuACK", slot=4, traits=SLOW)(quack)
 rival(
     TASK, "quack-searched", label="QuACK, searched", slot=5, traits=ON_REQUEST,
-    settings="The same with its search for the fastest tiles, one to three minutes a shape",
+    settings="The same with its search for the fastest tiles, two and a half minutes a shape",
 )(partial(quack, tuned=True))  # fmt: skip
 
 

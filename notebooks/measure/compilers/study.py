@@ -161,7 +161,8 @@ WORKS = {
     "generation multinomial": "token, multinomial", "generation race": "token, race",
     "training sgd": "training step, SGD",
     "dynamic": "training, changing lengths", "distributed fsdp2-2": "FSDP2, weights kept",
-    "distributed fsdp2-3": "FSDP2, gathered anew",
+    "distributed fsdp2-3": "FSDP2, gathered anew", "distributed zero-2": "ZeRO-2",
+    "distributed zero-3": "ZeRO-3",
 }  # fmt: skip
 """What is timed: an experiment, with its sampler, optimizer or strategy."""
 KINDS = {"generation": "sampler", "training": "optimizer", distributed.EXPERIMENT: "strategy"}
