@@ -145,6 +145,7 @@ def test_a_recording_of_some_cases_is_listed_with_what_these_say(theirs, verdict
     assert f"H100: partly measured: {verdict} for {number}" in claim.summary()
     most = f"{max(theirs):.1f} ms"
     assert most in claim.further_numbers(h100) and most not in claim.sentence(), "its numbers"
+    assert claim.standings_as_json()[1]["numbers"]["slow"] == f"{most}*"
     shown = {"standings": [s.as_json() for s in claim.standings]}
     assert (f"{h100.text} on the H100", verdict != "holds") in where_it_holds(shown)
     counted = counts(NotebookNode(shown), own=False)

@@ -13,6 +13,7 @@ from press.pages import pandoc, svg
 from press.pages.html import highlighted
 from press.pages.outputs import last_lines, plain, press, where_it_holds
 from press.pages.preprocessors import parts
+from press.pages.typst_filters import soft
 from report_sample import numbered
 from report_sample import text as md
 
@@ -52,6 +53,22 @@ def test_headings_are_found_outside_of_code_only() -> None:
 )
 def test_a_heading_ends_with_its_own_signs(line: str, heading: str) -> None:
     assert [text for _, text in parts(line)] == [heading]
+
+
+@pytest.mark.parametrize(
+    ("word", "pieces"),
+    [
+        ("sdpa_kernel(SDPBackend.CUDNN_ATTENTION):",
+         ["sdpa_kernel(", "SDPBackend.", "CUDNN_ATTENTION):"]),
+        ('torch.set_float32_matmul_precision("high")',
+         ["torch.", "set_float32_matmul_precision(", '"high")']),
+        ("0" * 40, ["0" * 32, "0" * 8]),
+        ("torch.compile(model)", ["torch.compile(model)"]),
+    ],
+)  # fmt: skip
+def test_a_very_long_word_breaks_behind_its_signs(word: str, pieces: list[str]) -> None:
+    """A table had "SDPBackend.C" and "UDNN_ATTENTION"."""
+    assert soft(word).split("\N{ZERO WIDTH SPACE}") == pieces
 
 
 def test_anchors_are_given_out_once() -> None:

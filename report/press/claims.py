@@ -335,16 +335,22 @@ class Claim:
         return ", ".join(further)
 
     def standings_as_json(self) -> list[dict[str, Any]]:
-        """How it stands on each machine, and its numbers there, as pages show it. A machine that
-        measured it in part has no `numbers`."""
+        """How it stands on each machine, and its numbers there, as pages show it. Those of some of
+        the cases alone have a star."""
         fields = [(name, spec) for _, name, spec in self._fields() if name]
         return [
             s.as_json() | {
                 "further": self.further_numbers(s),
-                "numbers": {n: self._value(n, spec, s.machine) for n, spec in fields if s.measured},
+                "numbers": {n: text for n, spec in fields if (text := self._number(s, n, spec))},
             }
             for s in self.standings
         ]  # fmt: skip
+
+    def _number(self, standing: Standing, name: str, spec: str) -> str:
+        text = self._value(name, spec, standing.machine)
+        if standing.measured:
+            return text
+        return "" if text == MISSING else f"{text}*"
 
     def summary(self) -> str:
         """How it stands on every machine, and what this one measured where it leads not."""

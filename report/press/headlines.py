@@ -52,7 +52,8 @@ def filled(words: str, machine: str | None = None) -> str:
     """A text with `{study/claim/number}` replaced by that number as the claim's sentence writes it.
 
     Args:
-        machine: whose numbers they are, where it measured all cases; by default the sentence's.
+        machine: whose numbers they are, with a star where it measured some of the cases alone; by
+            default the sentence's.
 
     A dash stands for one that is not there: a claim's notebook may not have been executed.
     """

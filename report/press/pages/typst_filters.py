@@ -10,7 +10,9 @@ from press.pages import svg
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f]")
 _UNBROKEN = re.compile(r"\S{25,}")
+_PIECE = re.compile(r"[^\s./(]{1,32}[./(]?|[./(]")  # what stays whole of a very long word
 _LONG, _SHORT = 34, 14  # characters from which a column of a table holds text that wraps
+_WORD = 14  # characters of its longest piece for which a column of text gets width
 _HEADER = 9
 _TEXT_WIDTH_PT = 464
 
@@ -21,9 +23,9 @@ def quoted(text: str) -> str:
 
 
 def soft(text: str) -> str:
-    """Text in which very long words may break."""
+    """Text in which very long words may break, behind dots, slashes and brackets first."""
     return _UNBROKEN.sub(
-        lambda match: "\N{ZERO WIDTH SPACE}".join(re.findall(r".{1,24}", match[0])),
+        lambda match: "\N{ZERO WIDTH SPACE}".join(_PIECE.findall(match[0])),
         _CONTROL.sub("", text),
     )
 
@@ -34,7 +36,10 @@ def datatable(content: dict[str, Any]) -> str:
     lengths = [max(map(len, column), default=0) for column in cells]
     # Beside long text, the shorter text of other columns wraps too.
     least = _SHORT if max(lengths) > 2 * _LONG else _LONG
-    shares = [length / _LONG if length > least else 0 for length in lengths]
+    shares = [
+        max(length / _LONG, _longest_piece(column) / _WORD) if length > least else 0
+        for length, column in zip(lengths, cells, strict=True)
+    ]
     heads = zip(content["columns"], cells, strict=True)
     data = {
         "columns": [[*map(soft, names[:-1]), soft(_wrapped(names[-1], c))] for names, c in heads],
@@ -44,6 +49,12 @@ def datatable(content: dict[str, Any]) -> str:
         "rows": [[*map(soft, row)] for row in content["rows"]],
     }
     return f"json(bytes({quoted(json.dumps(data))}))"
+
+
+def _longest_piece(cells: list[str]) -> int:
+    """Characters of the longest piece that `soft` leaves whole of a very long word."""
+    words = (word for cell in cells for word in _UNBROKEN.findall(cell))
+    return max((len(piece) for word in words for piece in _PIECE.findall(word)), default=0)
 
 
 def _wrapped(header: str, cells: list[str]) -> str:
