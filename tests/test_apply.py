@@ -25,7 +25,7 @@ import limits
 from fusedlib.launch import internals
 from fusedlib.ops.fused_class import Fused, fusion_state
 from fusedlib.ops.linear import function as projection
-from fusedlib.patch import apply
+from fusedlib.patch import apply, cache_argument
 from fusedlib.patch import modules as fused_modules
 from llama_models import (
     NAMES,
@@ -491,6 +491,50 @@ def test_generate_gives_the_same_tokens(name):
     settings = {"max_new_tokens": 9, "do_sample": False, "attention_mask": mask}
     wanted, found = (m.eval().generate(ids, **settings) for m in (plain, patched))
     assert wanted.shape == (2, 16) and torch.equal(found, wanted)
+
+
+def test_continuous_batching_gives_the_same_tokens():
+    from transformers import GenerationConfig
+
+    settings = GenerationConfig(
+        max_new_tokens=4, do_sample=False, eos_token_id=-1, pad_token_id=0, use_cache=True
+    )
+    prompts = tokens(shape=(2, 7))[0].tolist()
+    found = []
+    for model in pair():
+        outputs = model.eval().generate_batch(prompts, settings, progress_bar=False)
+        found.append([output.generated_tokens for output in outputs.values()])
+    assert found[0] == found[1] and list(map(len, found[0])) == [4, 4]
+
+
+def test_a_cache_has_the_name_that_the_plain_model_gives_it():
+    plain, patched = pair()
+    for path in ("", "model.layers.0", "model.layers.0.self_attn"):
+        theirs, ours = (inspect.signature(m.get_submodule(path).forward) for m in (plain, patched))
+        assert [*theirs.parameters] == [*ours.parameters]
+    ids, _ = tokens()
+    following = []
+    for model in (plain, patched):
+        model.eval()
+        output = model(ids, use_cache=True)
+        following.append(model(ids[:, :1], **{cache_argument.CACHE: output[1]}).logits)
+    torch.testing.assert_close(*following)
+
+
+def test_the_old_name_of_a_cache_is_taken_with_a_warning(monkeypatch):
+    """As transformers 5.24 does it, whichever is installed."""
+    monkeypatch.setattr(cache_argument, "CACHE", "cache")
+
+    @cache_argument.takes_cache
+    def forward(self, x, past_key_values=None, **kwargs):
+        return x, past_key_values, kwargs
+
+    assert [*inspect.signature(forward).parameters] == ["self", "x", "cache", "kwargs"]
+    assert forward(None, 1, 2) == forward(None, 1, cache=2) == (1, 2, {})
+    with pytest.warns(FutureWarning, match="`past_key_values` is deprecated .* Use `cache`"):
+        assert forward(None, 1, past_key_values=2, other=3) == (1, 2, {"other": 3})
+    with pytest.warns(FutureWarning):
+        assert forward(None, 1, past_key_values=2, cache=4) == (1, 4, {})
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -17,6 +17,7 @@ import llama_models
 from fusedlib.ops.norm import kernels as norm_kernels
 from fusedlib.ops.rope import kernels as rope_kernels
 from fusedlib.patch import decoder_layer, layers
+from fusedlib.patch.cache_argument import CACHE
 from interpreter import INTERPRETED, passed_in_the_interpreter
 from llama_models import LAYERS, misses_of, pair, results, tokens, whole_layers
 from rewritten import use_broken_kernels
@@ -347,7 +348,7 @@ def test_other_ways_to_call(device):
         by_modules = patched(ids, use_cache=True)
     assert torch.equal(whole.logits, by_modules.logits)
     following = ids[:, :1]
-    count, again = whole_layers(patched, following, past_key_values=whole.past_key_values)
+    count, again = whole_layers(patched, following, **{CACHE: whole[CACHE]})
     assert count == LAYERS
     torch.testing.assert_close(
         again.logits, patched(torch.cat([ids, following], 1)).logits[:, -1:], rtol=0.05, atol=0.02

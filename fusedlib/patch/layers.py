@@ -22,6 +22,7 @@ from fusedlib.launch import internals
 from fusedlib.launch.device import has_kernels
 from fusedlib.ops.arguments import HALF_DTYPES
 from fusedlib.ops.fused_class import LINEAR_FORWARDS, Fused, fusion_state, has_value_hooks
+from fusedlib.patch.cache_argument import CACHE, takes_cache
 from fusedlib.patch.modules import FusedAttention, FusedMLP, FusedRMSNorm, has_fused_forward
 
 WEIGHT, BIAS, EPS = map(itemgetter, ("weight", "bias", "variance_epsilon"))
@@ -197,6 +198,7 @@ def _added_and_normalised(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tenso
 class FusedLayer(Fused):
     """Hugging Face's layer, where attention's output is added inside the norm that follows."""
 
+    @takes_cache
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None, past_key_values: Any = None,
@@ -212,7 +214,7 @@ class FusedLayer(Fused):
             if whole is not None:
                 return whole
         kwargs |= {
-            "attention_mask": attention_mask, "past_key_values": past_key_values,
+            "attention_mask": attention_mask, CACHE: past_key_values,
             "position_embeddings": position_embeddings,
         }  # fmt: skip
         if not _adds_residual(self.post_attention_layernorm):

@@ -35,6 +35,7 @@ from fusedlib.ops.norm.function import rms_norm
 from fusedlib.ops.qkv.function import projections
 from fusedlib.ops.recomputed import recompute_in_backward
 from fusedlib.ops.rope.function import rope
+from fusedlib.patch.cache_argument import CACHE, takes_cache, update
 
 
 class FusedRMSNorm(Fused):
@@ -157,6 +158,7 @@ class FusedAttention(Fused):
 
     _norms = False  # of q and k
 
+    @takes_cache
     def forward(
         self, hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
@@ -200,7 +202,7 @@ class FusedAttention(Fused):
         if attention_mask is not None and attention_mask.shape == CAUSAL:
             attention_mask = None
         if past_key_values is not None:
-            k, v = past_key_values.update(k, v, self.layer_idx)
+            k, v = update(past_key_values, k, v, self.layer_idx, kwargs)
         source = sys.modules[self._base.__module__]
         function = source.ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, source.eager_attention_forward
@@ -395,6 +397,7 @@ def _outputs() -> Any:
 class FusedCausalLM(Fused):
     """A model with a head: with labels, in training or with `skip_logits=True`, the loss alone."""
 
+    @takes_cache
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None, past_key_values: Any = None,
@@ -407,7 +410,7 @@ class FusedCausalLM(Fused):
         """
         given = {
             "input_ids": input_ids, "attention_mask": attention_mask,
-            "position_ids": position_ids, "past_key_values": past_key_values,
+            "position_ids": position_ids, CACHE: past_key_values,
             "inputs_embeds": inputs_embeds, "use_cache": use_cache,
         }  # fmt: skip
         if self._needs_no_mask(given):
@@ -435,8 +438,8 @@ class FusedCausalLM(Fused):
 
         make = CausalLMOutputWithPast if logits is None else _outputs().CausalLMOutput
         return make(
-            loss=loss, logits=logits, past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states, attentions=outputs.attentions,
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions, **{CACHE: getattr(outputs, CACHE)},
         )  # fmt: skip
 
     def _softcap(self) -> float | None:
@@ -467,7 +470,7 @@ class FusedCausalLM(Fused):
             return False
         if not self._fusion.causal or has_hooks(self.model) or "forward" in vars(self.model):
             return False
-        masked = "attention_mask", "position_ids", "past_key_values"
+        masked = "attention_mask", "position_ids", CACHE
         tokens = given["inputs_embeds"] if given["input_ids"] is None else given["input_ids"]
         return (
             tokens is not None
@@ -502,7 +505,8 @@ class FusedRoutedCausalLM(FusedCausalLM):
 class FusedMoeCausalLM(FusedCausalLM):
     """A model with experts, whose balance is part of the loss where it is asked for."""
 
-    def forward(  # type: ignore[override]
+    @takes_cache
+    def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None, past_key_values: Any = None,
         inputs_embeds: Tensor | None = None, labels: Tensor | None = None,
@@ -537,9 +541,9 @@ def _moe_output(outputs: Any, loss: Tensor, logits: Any, balance: Tensor | None)
 
     make = MoeCausalLMOutputWithPast if logits is None else _outputs().MoeCausalLMOutput
     return make(
-        loss=loss, aux_loss=balance, logits=logits, past_key_values=outputs.past_key_values,
-        hidden_states=outputs.hidden_states, attentions=outputs.attentions,
-        router_logits=outputs.router_logits,
+        loss=loss, aux_loss=balance, logits=logits, hidden_states=outputs.hidden_states,
+        attentions=outputs.attentions, router_logits=outputs.router_logits,
+        **{CACHE: getattr(outputs, CACHE)},
     )  # fmt: skip
 
 
