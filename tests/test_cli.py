@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import limits
 import tiny_study
 from fusedlib.bench import machine
-from measure.recording import paths
+from measure.recording import paths, provenance
 from press import cli, record
 from press import render as renderer
 from press.pages import exporters, pandoc
@@ -182,9 +182,8 @@ def test_record_measures_what_is_asked_and_goes_on_with_the_recording_of_this_ca
     folder = tmp_path / "rows" / "nvidia-h100" / "earlier"
     folder.mkdir(parents=True)
     run = {"commit": "c" * 40, "device_name": CARD, "began": "2026-11-25T08:00:00+00:00"}
-    (folder / "machine.json").write_text(
-        json.dumps({"schema": 2, "profile": "full", "runs": [run]})
-    )
+    content = {"schema": 2, "profile": "full", "runs": [run], "files": provenance.files()}
+    (folder / "machine.json").write_text(json.dumps(content))
     (folder / "run_ok.jsonl").write_text('{"case": "a", "status": "ok"}\n')
     packed = tmp_path / "out"
     done = call("record", "--only", "run_fails", "--packed", packed)

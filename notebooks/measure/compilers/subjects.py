@@ -15,6 +15,7 @@ from fusedlib.bench.attempt import Unavailable, Wrong, free_memory
 from fusedlib.bench.cases import Case
 from fusedlib.bench.race import Checked, Turn
 from fusedlib.bench.settings import matmul_settings
+from fusedlib.patch.cache_argument import CACHE
 from measure import llama
 from measure.compilers.arms import TASK, Arm, Call
 from measure.compilers.case import OPTIMIZERS
@@ -151,7 +152,7 @@ class Session:
         self.cache: Any = StaticCache(config=model.config, max_cache_len=length)
         self.token = prompt[:, -1:].clone()
         with torch.no_grad():
-            model(prompt, past_key_values=self.cache, use_cache=True)
+            model(prompt, use_cache=True, **{CACHE: self.cache})
 
     def rewind(self) -> None:
         """Forget all but the prompt."""
@@ -164,7 +165,7 @@ class Session:
         """Logits (1, vocabulary) behind a token (1, 1), which is added."""
         torch.compiler.cudagraph_mark_step_begin()
         self.position += 1
-        logits: Tensor = self.call(token, past_key_values=self.cache, use_cache=True).logits[:, -1]
+        logits: Tensor = self.call(token, use_cache=True, **{CACHE: self.cache}).logits[:, -1]
         return logits
 
     def forced(self, tokens: Tensor) -> Tensor:
