@@ -95,6 +95,8 @@ def _for_readers(cells: list[dict[str, Any]]) -> Iterator[str]:
             yield words
     if not any("paper" in tags(cell) for cell in cells):
         yield f"{NO_TAG} paper"
+    if any("run_here(" in source(cell) and {"paper", "appendix"} & {*tags(cell)} for cell in code):
+        yield "measures in a cell of the paper, which would show how many rows it wrote"
     if len(code) > MOST_CELLS:
         yield f"has {len(code)} cells of code, more than {MOST_CELLS}"
     most = MOST_LONG if source(cells[0]).removeprefix("# ").startswith(LONG) else MOST_CODE

@@ -148,6 +148,7 @@ def set_source(index: int, text: str):
         (lambda n: n["cells"].extend(many_cells(14)), "has 18 cells of code, more than 16"),
         (lambda n: n["cells"].extend(many_cells(12, lines=12)), "lines of code, more than 150"),
         (lambda n: n["cells"][4]["metadata"].clear(), "no cell is tagged paper"),
+        (lambda n: n["cells"][2]["metadata"].update(tags=["paper"]), "measures in a cell of"),
         (lambda n: n["cells"][4]["metadata"].update(tags=["aside"]), "unknown tags: aside"),
         (set_source(2, "%matplotlib inline"), "no plain Python"),
         (lambda n: n["cells"][2].update(execution_count=1), "execution count"),
