@@ -109,7 +109,7 @@ def test_only_recordings_of_all_cases_answer_and_none_borrows():
     assert [e.recording for e in standing.evaluations] == ["a", "c"], (
         "b lacks a case; oom is present"
     )
-    against = "partly measured: does not hold for 1 of 2 cases"
+    against = "does not hold in a recording of 1 of its 2 cases"
     assert standing.count == f"2 of 2, {against}", "b has one case, which is too slow"
     assert standing.text.endswith(f"{against} (“The slowest takes 9.0 ms.”)")
 
@@ -140,17 +140,16 @@ def test_a_recording_of_some_cases_is_listed_with_what_these_say(theirs, verdict
     rule.__doc__ = all_fast.__doc__
     claim = stated(both, rule)
     h100 = claim.standings[1]
-    number = "the 3 measured of 4 cases" if verdict == "holds" else "3 of 4 cases"
-    assert h100.text == f"partly measured: {verdict} for {number}" and not h100.measured
-    assert f"H100: partly measured: {verdict} for {number}" in claim.summary()
+    told = f"{verdict} in a recording of 3 of its 4 cases"
+    assert h100.text == told and not h100.measured
+    assert f"H100: {told}" in claim.summary()
     most = f"{max(theirs):.1f} ms"
     assert most in claim.further_numbers(h100) and most not in claim.sentence(), "its numbers"
     assert claim.standings_as_json()[1]["numbers"]["slow"] == f"{most}*"
     shown = {"standings": [s.as_json() for s in claim.standings]}
     assert (f"{h100.text} on the H100", verdict != "holds") in where_it_holds(shown)
     counted = counts(NotebookNode(shown), own=False)
-    against = ": does not hold for 3 of 4 cases" if verdict != "holds" else ""
-    assert counted == f"m: 1 of 1; H100: partly measured{against}"
+    assert counted == f"m: 1 of 1; H100: {told if verdict != 'holds' else 'partly measured'}"
 
 
 def test_a_recording_of_some_cases_beside_whole_ones_shows_the_rows_that_speak_against_it():
@@ -160,10 +159,10 @@ def test_a_recording_of_some_cases_beside_whole_ones_shows_the_rows_that_speak_a
     )  # fmt: skip
     claim = stated(rows, all_fast)
     told = "In 0 of 2 cases it takes less than 5 ms, 9.0 ms at most."
-    partly = f"partly measured: does not hold for 2 of 4 cases (“{told}”)"
-    assert claim.standings[0].text == f"holds in 1 of 1 recording; another recording is {partly}"
+    partly = f"does not hold in a recording of 2 of its 4 cases (“{told}”)"
+    assert claim.standings[0].text == f"holds in 1 of 1 recording, {partly}"
     assert claim.sentence() == "In 4 of 4 cases it takes less than 5 ms, 4.0 ms at most."
-    assert claim.standings[0].count.startswith("1 of 1, partly measured: does not hold for 2 of 4")
+    assert claim.standings[0].count.startswith("1 of 1, does not hold in a recording")
 
 
 def test_a_rule_that_cannot_answer_for_some_cases_gives_no_verdict():
@@ -180,7 +179,7 @@ def test_a_rule_that_cannot_answer_for_some_cases_gives_no_verdict():
 
     standing = stated(rows, rule).standings[0]
     assert not standing.contrary
-    assert standing.text.endswith("partly measured: 2 of 3 cases, too few to tell")
+    assert standing.text == "holds in 1 of 1 recording", "nothing of the one that cannot tell"
 
 
 def test_where_the_leading_machine_measured_nothing_the_sentence_is_another_s_and_says_so():

@@ -61,17 +61,19 @@ def config(*names: str) -> Config:
 
 @pytest.fixture
 def studies(monkeypatch) -> Config:
-    """Two studies: which cases they measure, their last rows, and what their claims select."""
+    """Two studies: which cases they measure, their rows, `c` once before, and what their claims
+    select."""
     cases = {"one": [*"abcdef"], "two": [*"xy"]}
     last = {
-        "one": [("a", 40.0, "s1"), ("b", 1.0, "s1"), ("c", 3.0, None), ("d", 9.0, None),
-                ("e", None, None), ("gone", 5.0, "s1")],
-        "two": [("x", 2.0, "s1"), ("y", 7.0, "s2")],
+        "one": [("a", 40.0, "s1", "2"), ("b", 1.0, "s1", "2"), ("c", 3.0, None, "2"),
+                ("d", 9.0, None, "2"), ("e", None, None, "2"), ("gone", 5.0, "s1", "2"),
+                ("c", 8.0, "s1", "1")],
+        "two": [("x", 2.0, "s1", "2"), ("y", 7.0, "s2", "2")],
     }  # fmt: skip
     claims = {"one": [{"a", "c"}, {"b", "d"}, {"c"}, {"c", "gone"}], "two": [{"x"}]}
 
     def rows(study):
-        frame = pd.DataFrame(last[study], columns=["case", "took_s", "session"])
+        frame = pd.DataFrame(last[study], columns=["case", "took_s", "session", "measured_at"])
         return frame.assign(machine=pd.Categorical(["card"] * len(frame)))
 
     def analysed(notebook):

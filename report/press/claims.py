@@ -74,13 +74,14 @@ class Part:
 
     @property
     def text(self) -> str:
-        """For people, such as "does not hold for 5 of 20 cases"; "78 of 108" alone reads as if
-        it had failed in the others."""
-        number = f"{self.counted} of {self.cases} cases"
+        """For people, such as "does not hold in a recording of 5 of its 20 cases".
+
+        A rule judges all of them together, so nobody knows in how many it fails.
+        """
         if self.holds is None:
-            return f"{number}, too few to tell"
-        measured = f"the {self.counted} measured of {self.cases} cases"
-        return f"holds for {measured}" if self.holds else f"does not hold for {number}"
+            return f"partly measured: {self.counted} of {self.cases} cases, too few to tell"
+        verdict = "holds" if self.holds else "does not hold"
+        return f"{verdict} in a recording of {self.counted} of its {self.cases} cases"
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class Standing:
     @property
     def count(self) -> str:
         """In how many recordings it holds, such as "3 of 3"; what cannot vary says why instead."""
-        against = f"partly measured: {self.contrary[-1].text}" if self.contrary else ""
+        against = self.contrary[-1].text if self.contrary else ""
         if not self.measured:
             return against or ("partly measured" if self.parts else "")
         if self.repeats != MEASURED:
@@ -156,22 +157,19 @@ class Standing:
 
     @property
     def text(self) -> str:
-        """The same in words, with every recording that measured the claim in part."""
+        """The same in words, with the recordings of some of the cases; those that cannot tell are
+        named only where none can."""
         if self.errors:
             return f"error in the claim: {'; '.join(self.errors)}"
         quoted = self.contrary if self.measured else ()  # else its numbers stand in the sentence
-        partly = ", ".join(
-            dict.fromkeys(
-                f"{part.text} (“{part.sentence}”)" if part in quoted else part.text
-                for part in self.parts
-            )
-        )
-        whole = self._whole if self.measured else ""
-        if partly:
-            another = "; another recording is " if whole else ""
-            return f"{whole}{another}partly measured: {partly}"
+        told = [part for part in self.parts if part.holds is not None]
+        if not told and not self.measured:
+            told = sorted(self.parts, key=lambda part: part.counted)[-1:]
+        verdicts = [self._whole] * bool(self.measured) + [
+            f"{part.text} (“{part.sentence}”)" if part in quoted else part.text for part in told
+        ]
         how = f"; on a large GPU `make study ONLY={self.study} PROFILE=full` does"
-        return whole or f"not measured{how if self.own else ''}"
+        return ", ".join(dict.fromkeys(verdicts)) or f"not measured{how if self.own else ''}"
 
     @property
     def _whole(self) -> str:
