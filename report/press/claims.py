@@ -157,14 +157,16 @@ class Standing:
 
     @property
     def text(self) -> str:
-        """The same in words, with the recordings of some of the cases; those that cannot tell are
-        named only where none can."""
+        """The same in words, with the recordings of some of the cases that speak against it. What
+        else is measured in part is named where no recording has all, the largest alone."""
         if self.errors:
             return f"error in the claim: {'; '.join(self.errors)}"
         quoted = self.contrary if self.measured else ()  # else its numbers stand in the sentence
-        told = [part for part in self.parts if part.holds is not None]
-        if not told and not self.measured:
-            told = sorted(self.parts, key=lambda part: part.counted)[-1:]
+        told = [*self.contrary]
+        if not self.measured:
+            telling = [part for part in self.parts if part.holds]
+            rest = telling or ([] if told else self.parts)
+            told += sorted(rest, key=lambda part: part.counted)[-1:]
         verdicts = [self._whole] * bool(self.measured) + [
             f"{part.text} (“{part.sentence}”)" if part in quoted else part.text for part in told
         ]
