@@ -317,6 +317,20 @@ def test_it_is_packed_after_each_study(tmp_path, capsys):
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["card.day.tar.xz"], "no half a file"
 
 
+def test_what_an_interrupted_study_measured_is_packed(tmp_path):
+    """17 rows of study 05 stayed on a machine that was given back."""
+    runs = Runs(tmp_path)
+
+    def run(*asked):
+        runs(*asked)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        record.record(UNITS, "day", 10, run, tmp_path / "out")
+    with tarfile.open(tmp_path / "out" / "card.day.tar.xz") as archive:
+        assert any(name.endswith("one.jsonl") for name in archive.getnames())
+
+
 def test_a_study_that_wrote_nothing_packs_nothing(tmp_path):
     assert record.record(UNITS, "day", 10, lambda *asked: False, tmp_path / "out") is False
     assert not (tmp_path / "out").exists()

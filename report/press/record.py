@@ -207,7 +207,7 @@ def record(
 
     `run` gets a study, a file of the chosen cases' ids and the end of the time, in seconds since
     1970; it measures, and says whether it failed. After so many minutes no further case begins;
-    after each study the folder `packed` gets the recording as one file.
+    after each study, or when it is interrupted, the folder `packed` gets the recording as one file.
     """
     folder = paths.results_dir() / machines.key() / name
     until, failed = time.time() + 60 * minutes, False
@@ -216,10 +216,12 @@ def record(
     for study in dict.fromkeys(unit.study for unit in chosen):
         if time.time() > until:
             break
-        with environment({results.RECORDING: name, "FRESH": None}):
-            failed |= run(study, listed.absolute(), until)
-        if packed is not None and folder.exists():
-            print(f"packed {pack(folder, packed)}", flush=True)
+        try:
+            with environment({results.RECORDING: name, "FRESH": None}):
+                failed |= run(study, listed.absolute(), until)
+        finally:  # also of a study that is interrupted
+            if packed is not None and folder.exists():
+                print(f"packed {pack(folder, packed)}", flush=True)
     return failed
 
 
