@@ -906,14 +906,6 @@ def test_mistakes_in_the_call_are_named():
     assert line.status == "failed" and "are no results of this problem" in line.reason
 
 
-def test_all_rules_are_on_one_page():
-    text = bench.compare.__doc__
-    for word in ("float64", "NaN", "in turns", "L2", "thread", "timer", "second clock", "random",
-                 "less accurate", "64 times", "function of a seed", "process", "compilation",
-                 "throttles"):  # fmt: skip
-        assert word in text
-
-
 # --- on a card ------------------------------------------------------------------------------------
 
 

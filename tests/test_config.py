@@ -128,13 +128,6 @@ def test_auto_takes_full_on_a_gpu_of_80_gb(device, memory_gib, profile):
     assert why
 
 
-def test_the_projects_own_file_is_good():
-    loaded = config.load()
-    assert loaded.frame.notebook == paths.REPORT / "report.ipynb"
-    names = [study.name for study in loaded.studies]
-    assert names == sorted(names), "in the order of their numbers"
-
-
 def test_a_guide_has_its_heading_s_title_and_one_that_is_not_there_is_refused(tmp_path):
     cell = {"cell_type": "markdown", "id": "a", "metadata": {}, "source": ["# Tour: ten minutes"]}
     for name in ("00_tour", "01_x"):
