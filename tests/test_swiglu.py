@@ -506,6 +506,17 @@ def test_opcheck(device):
     )
 
 
+@pytest.mark.interpreter
+def test_fake_tensors_have_the_shapes_of_real_ones(device):
+    leaves, _ = checks.small(device, "float16")
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = [mode.from_tensor(t) for t in leaves]
+        y, gate_up = mlp_operators.swiglu_mlp(*fake[:2], None, fake[2], "silu", True)
+    assert y.shape == (checks.TOKENS, checks.HIDDEN)
+    assert gate_up.shape == (checks.TOKENS, 2 * checks.INNER)
+    assert y.dtype == gate_up.dtype == torch.float16
+
+
 # --- what is refused, and where no kernel runs ---------------------------------------------------
 
 
