@@ -42,12 +42,6 @@ def load(tmp_path):
     return read
 
 
-def test_studies_keep_the_order_of_the_file(load):
-    loaded = load(GOOD)
-    assert [study.name for study in loaded.studies] == ["run_ok", "run_fails"]
-    assert loaded.studies[0].profiles["full"] == {"count": 5}
-
-
 def test_select_takes_the_files_order_and_everything_for_nothing(load):
     loaded = load(GOOD)
     assert [s.name for s in loaded.select(["run_fails", "run_ok"])] == ["run_ok", "run_fails"]

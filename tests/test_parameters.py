@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 
 import fusedlib
 from fusedlib.ops.fused_class import Fused
-from llama_models import NAMES, has_unread_logits, make, misses_of, tokens
+from llama_models import NAMES, has_unread_logits, make, misses_of, replica_of, tokens
 
 GATE = "model.layers.0.mlp.gate_proj"
 QUERY = "model.layers.0.self_attn.q_proj"
@@ -508,22 +508,6 @@ def test_print_says_what_is_fused():
     _, patched = pair()
     words = str(patched)
     assert words.count("LlamaMLP") == 1 and "LlamaRMSNorm((64,), eps=1e-06, fused)" in words
-
-
-def replica_of(model):
-    """As `torch.nn.DataParallel` makes one: shallow copies, parameters as plain attributes."""
-    copies = {module: module._replicate_for_data_parallel() for module in model.modules()}
-    for module, replica in copies.items():
-        for name, child in module._modules.items():
-            replica._modules[name] = None if child is None else copies[child]
-        for name, weight in module._parameters.items():
-            if weight is None:
-                replica._parameters[name] = None
-            else:
-                setattr(replica, name, 1 * weight)
-        for name, held in module._buffers.items():
-            setattr(replica, name, held)
-    return copies[model]
 
 
 @pytest.mark.parametrize("adapted", [False, True])
