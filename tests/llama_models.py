@@ -101,3 +101,13 @@ def misses_of(plain, patched, ids, labels, run=None):
     names = [n for n in true if n != "loss"]
     usual, found = (errors(results(m, names, run(m)), true) for m in (plain, patched))
     return misses(found, usual, plain.dtype)
+
+
+def replica_of(module):
+    """As `torch.nn.DataParallel` makes one: parameters are attributes of shallow copies."""
+    replica = module._replicate_for_data_parallel()
+    for name, child in module._modules.items():
+        replica._modules[name] = None if child is None else replica_of(child)
+    for name, weight in module._parameters.items():
+        setattr(replica, name, None if weight is None else 1 * weight)
+    return replica

@@ -408,17 +408,6 @@ def test_a_patched_model_s_class_is_pickled_as_a_class():
         del globals()["Derived"]
 
 
-def test_strict_loading_speaks_the_old_names():
-    _, patched = pair()
-    state = patched.state_dict()
-    state.pop(KEY)
-    state[GATE] = state[GATE][:-1]
-    with pytest.raises(RuntimeError) as raised:
-        patched.load_state_dict(state)
-    for words in (f'Missing key(s) in state_dict: "{KEY}". ', f"size mismatch for {GATE}"):
-        assert words in str(raised.value)
-
-
 def test_assigned_loading_from_meta():
     plain, _ = pair()
     with torch.device("meta"):
@@ -426,32 +415,6 @@ def test_assigned_loading_from_meta():
     fusedlib.apply_to(empty)
     empty.load_state_dict(plain.half().state_dict(), assign=True)
     assert same_state(empty, plain) and empty.model.layers[0].mlp.up_proj.weight.dtype == torch.half
-
-
-@pytest.mark.parametrize("library", ["safetensors", "accelerate"])
-def test_libraries_that_drop_shared_storages_keep_every_weight(library, tmp_path):
-    files = pytest.importorskip("safetensors.torch")
-    plain, patched = pair("Qwen2")
-    other = make("Qwen2")
-    for weight in other.parameters():
-        weight.data.zero_()
-    if library == "accelerate":
-        pytest.importorskip("accelerate").Accelerator(cpu=True).save_model(patched, tmp_path)
-    else:
-        files.save_model(patched, tmp_path / "model.safetensors")
-        fusedlib.apply_to(other)
-    files.load_model(other, tmp_path / "model.safetensors")
-    assert same_state(other, plain)
-
-
-def test_a_state_dict_lies_where_the_weights_lie():
-    _, patched = pair()
-    state = patched.state_dict()
-    assert len({t.untyped_storage().data_ptr() for t in state.values()}) == len(state)
-    assert not any(t.requires_grad for t in state.values())
-    state[KEY].fill_(3)
-    assert (parameter(patched, KEY) == 3).all()
-    assert all(t.is_meta for t in patched.to("meta").state_dict().values())
 
 
 @pytest.mark.parametrize("layers", [True, False])
@@ -557,13 +520,6 @@ def test_autocast(name):
             return model(ids, labels=labels).loss
 
     assert misses_of(plain, patched, ids, labels, run) == []
-
-
-def test_the_lines_of_the_readme(capsys):
-    model = make()
-    report = fusedlib.apply_to(model)  # before DDP, FSDP, DeepSpeed or torch.compile see it
-    print(report)  # what was replaced, what was not and why
-    assert "attention 2 replaced" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -985,12 +941,6 @@ def test_other_dtypes_keep_their_linear_layers(dtype):
     assert max(map(len, str(report).splitlines())) < 100
     assert type(model.model.layers[0].self_attn.o_proj) is nn.Linear
     assert not any("linear" in fusion_state(m).switches for m in model.modules())
-
-
-def test_the_switch_leaves_linear_layers_alone():
-    _, patched = pair(switches={"linear": False})
-    assert not any(isinstance(m, fused_modules.FusedLinear) for m in patched.modules())
-    assert not any("linear" in fusion_state(m).switches for m in patched.modules())
 
 
 def test_projections_first_and_the_rest_later():

@@ -251,12 +251,9 @@ def test_a_wrong_measure_is_refused(monkeypatch):
         exact.baseline_errors(operands, true)
 
 
-# --- cases ---------------------------------------------------------------------------------------
+# --- the race ------------------------------------------------------------------------------------
 
 SHAPE = {"batch_size": 2, "repetitions": 2, "device": "cpu"}
-
-
-# --- the race ------------------------------------------------------------------------------------
 
 
 def raced(tmp_path, *names, contexts=(24,)):

@@ -52,12 +52,6 @@ def test_a_wrong_field_is_refused_with_what_is_known(refuse, message):
         refuse()
 
 
-def test_what_is_right_passes():
-    require_known("arm", ("fused",), ("fused", "liger"))
-    require_known("arm", (), ())
-    require_least(1, steps=1, widths=[1, 2.5])
-
-
 def test_auto_is_the_best_device_there_is(monkeypatch):
     monkeypatch.setattr(cases.machine, "device_type", lambda: "mps")
     assert cases.device_of("auto") == "mps"

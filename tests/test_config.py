@@ -42,12 +42,6 @@ def load(tmp_path):
     return read
 
 
-def test_studies_keep_the_order_of_the_file(load):
-    loaded = load(GOOD)
-    assert [study.name for study in loaded.studies] == ["run_ok", "run_fails"]
-    assert loaded.studies[0].profiles["full"] == {"count": 5}
-
-
 def test_select_takes_the_files_order_and_everything_for_nothing(load):
     loaded = load(GOOD)
     assert [s.name for s in loaded.select(["run_fails", "run_ok"])] == ["run_ok", "run_fails"]
@@ -126,13 +120,6 @@ def test_auto_takes_full_on_a_gpu_of_80_gb(device, memory_gib, profile):
     chosen, why = config.fitting_profile(device, "card", memory_gib)
     assert chosen == profile
     assert why
-
-
-def test_the_projects_own_file_is_good():
-    loaded = config.load()
-    assert loaded.frame.notebook == paths.REPORT / "report.ipynb"
-    names = [study.name for study in loaded.studies]
-    assert names == sorted(names), "in the order of their numbers"
 
 
 def test_a_guide_has_its_heading_s_title_and_one_that_is_not_there_is_refused(tmp_path):

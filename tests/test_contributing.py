@@ -26,18 +26,6 @@ def test_contributing_shows_a_rival_a_study_and_a_kernel_from_the_repository():
         assert [block[2] for block in FENCE.finditer(part)], f"{heading} shows no example"
 
 
-def test_the_ways_to_run_it_stand_in_one_of_the_two():
-    text = "".join(map(text_of, DOCUMENTS))
-    for wanted in (
-        "make report", "make lab", "make test", "make figures", "make test-gpu",
-        "make record DRY=1", "make pack", "PYTHON=python3 VENV=", "environment.yml",
-        "report/build/report.html", "report/build/report.pdf", "FUSEDLIB_RESULTS",
-        "FUSEDLIB_BUILD", "FUSEDLIB_MACHINE", "FRESH=1", "MINUTES=", "NAME=",
-        "PACKED=", "code.json", "<machine>/<recording>/<study>.jsonl",
-    ):  # fmt: skip
-        assert wanted in text
-
-
 def test_what_the_readme_shows_runs_as_it_stands():
     programs = [block[3] for block in FENCE.finditer(text_of("README.md")) if runs(block)]
     assert programs

@@ -19,7 +19,7 @@ from fusedlib.ops.rope import kernels as rope_kernels
 from fusedlib.patch import decoder_layer, layers
 from fusedlib.patch.cache_argument import CACHE
 from interpreter import INTERPRETED, passed_in_the_interpreter
-from llama_models import LAYERS, misses_of, pair, results, tokens, whole_layers
+from llama_models import LAYERS, misses_of, pair, replica_of, results, tokens, whole_layers
 from rewritten import use_broken_kernels
 
 ONE = {"num_hidden_layers": 1}
@@ -222,16 +222,6 @@ def test_children_put_in_later(device):
 class Doubled(nn.Module):
     def forward(self, x):
         return 2 * x
-
-
-def replica_of(layer):
-    """As `torch.nn.DataParallel` makes one: parameters are attributes of shallow copies."""
-    replica = layer._replicate_for_data_parallel()
-    for name, child in layer._modules.items():
-        replica._modules[name] = replica_of(child)
-    for name, weight in layer._parameters.items():
-        setattr(replica, name, None if weight is None else 1 * weight)
-    return replica
 
 
 def derived(module, factor):

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +15,7 @@ from measure.distributed import communication, engines, job
 from measure.profiles.trace import Piece
 from measure.recording import paths
 from outcomes import outcome
+from processes import wait_for
 
 SMALL = {
     "model": "two layers", "batch_sizes": [1], "context_length": 16, "dtype": "float32",
@@ -152,15 +152,8 @@ def test_no_process_outlives_its_study():
             process for process, command in commands.items() if b"fusedlib.bench.fresh" in command
         ]
 
-    wait(lambda: len(spawned()) == 2)
+    wait_for(lambda: len(spawned()) == 2)
     processes = spawned()
     study.send_signal(signal.SIGKILL)
     study.wait()
-    wait(lambda: not any((process / "stat").exists() for process in processes))
-
-
-def wait(condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
+    wait_for(lambda: not any((process / "stat").exists() for process in processes))

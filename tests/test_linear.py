@@ -951,11 +951,6 @@ def test_what_has_no_strides_is_torch_s():
         torch.testing.assert_close(linear(*operands), wanted)
 
 
-def test_both_are_public():
-    assert fusedlib.linear is linear and fusedlib.Linear is Linear
-    assert {"linear", "Linear"} <= set(fusedlib.__all__) & set(dir(fusedlib))
-
-
 # --- on a GPU alone ------------------------------------------------------------------------------
 
 

@@ -410,20 +410,6 @@ def test_the_exact_loss_is_that_of_the_model_in_fp32_but_for_rounding():
     torch.testing.assert_close(loss, true, rtol=1e-5, atol=0)
 
 
-@pytest.mark.slow
-def test_the_first_rule_stands_in_columns_of_the_rows(tmp_path, planted):
-    own = recorder(tmp_path)
-    settings = LEARNING | {"dtype": "float32", "seed": 0, "step": 1}
-    own.sweep(
-        llama.cases("gradients", ["huggingface", "fused", "frozen"], **settings),
-        llama.Trajectory().measure,
-    )
-    rows = study.STUDY.derived(own.rows()).set_index("provider")
-    assert rows.loc[["huggingface", "fused"], "missed"].eq(0).all()
-    assert rows.loc[["huggingface", "fused"], "worst_gradient"].max() < 2
-    assert rows.loc["frozen", "missed"] == 1 and rows.loc["frozen", "worst_gradient"] > 2
-
-
 def test_an_error_that_is_missing_or_not_finite_is_the_largest():
     names = {"parameters": ["a", "b"], "usual_errors": [0.1, 0.1], "dtype": "float32"}
     errors = [[0.1, None], [0.1, 0.05], "NaN"]

@@ -11,7 +11,6 @@ from fusedlib.bench.attempt import Attempt
 from fusedlib.bench.rivals import Workload, rival
 from fusedlib.ops.mlp import function as functional
 from measure import mlp_ledger, mlp_memory, mlp_rivals, pass_memory
-from measure.allocator_history import Change, History
 from measure.mlp_ledger import LEDGERS, D, F, W
 from measure.mlp_problem import PLAIN_PATH, SwiGLUProblem, draw
 from measure.mlp_rivals import MODULE
@@ -192,11 +191,3 @@ def test_bad_lists_are_refused():
         mlp_memory.stack_cases("4·8·8", [1], ["quack"], **FP32_CPU)
     with pytest.raises(ValueError, match="unknown rival 'nobody'"):
         mlp_memory.cases(["4·8·8"], ["nobody"], **FP32_CPU)
-
-
-def test_a_block_whose_release_was_not_told_ends_where_its_address_comes_again():
-    changes = [Change(1, 8), Change(2, 4), Change(1, 8), Change(1, 0)]
-    trace = pass_memory.classified(History(changes, {"forward": 2}), output=2)
-    assert [(b.start, b.end, b.category) for b in trace.blocks] == [
-        (0, 2, "saved"), (1, None, "output"), (2, 3, "temporaries"),
-    ]  # fmt: skip

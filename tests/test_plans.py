@@ -374,20 +374,6 @@ def test_torch_s_products_on_a_gpu_vs_float64(apart, shape, dtype, save):
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("fused", FUSED)
-def test_leading_dimensions_are_a_plan_s_too(device, monkeypatch, fused):
-    fuse(monkeypatch, fused)
-    (x, *weights), dy = small(APART, (72, *APART.shape[1:]))
-    y = swiglu_mlp(x, *weights)
-    wanted = [y, *grad(y, (x, *weights), dy)]
-    deep = x.detach().view(2, 3, 12, -1).requires_grad_()
-    y = swiglu_mlp(deep, *weights)
-    actual = [y, *grad(y, (deep, *weights), dy.view_as(y))]
-    assert y.shape == actual[1].shape == deep.shape and len(plan_cache._PLANS) == 1
-    assert checks.same([t.view_as(w) for t, w in zip(actual, wanted, strict=True)], wanted)
-
-
-@pytest.mark.interpreter
 def test_rows_that_are_not_even_go_the_same_way(device, apart, started):
     assert checks.misses_mlp(device, "float16", (65, 41, 33)) == []
     [plan] = plan_cache._PLANS.values()
@@ -652,15 +638,6 @@ def test_where_nothing_is_split_products_are_torch_s(device, monkeypatch):
     monkeypatch.setattr(plan_cache, "_PLANS", {})
     route.any_mlp_product_splits.cache_clear()
     assert path_of(*leaves) == "fp32"
-
-
-@pytest.mark.interpreter
-@on_split
-def test_a_second_derivative_raises(device):
-    leaves, dy = small(SPLIT)
-    [d_x] = grad(swiglu_mlp(*leaves), leaves[:1], dy, create_graph=True)
-    with pytest.raises(RuntimeError, match="no second derivative"):
-        d_x.sum().backward()
 
 
 @pytest.mark.interpreter

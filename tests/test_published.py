@@ -6,7 +6,6 @@ import re
 import tomllib
 from decimal import Decimal
 
-import numpy as np
 import pytest
 
 from measure.recording import paths
@@ -114,30 +113,6 @@ def test_source_says_what_it_is(key):
         words = " ".join(seed.read_text().split())
         assert entry["title"] in words
         assert all(quote in words for quote in entry.get("quotes", {}).values())
-
-
-def derived(table: str, keys: list[str], column: str):
-    frame = published.load(table).query("source == '001'")
-    return frame.pivot(index=keys, columns="direction", values=column)
-
-
-@pytest.mark.parametrize(
-    ("table", "keys"),
-    [
-        ("end_to_end", ["table", "backend", "compile", "model"]),
-        ("attention", ["table", "context_length", "d_model"]),
-    ],
-)
-def test_published_backward_was_subtracted_and_not_measured(table, keys):
-    """Six digits were published: equality may fail in the last of them."""
-    mean = derived(table, keys, "mean_ms")
-    assert len(mean) == ROWS[table] // 3 - (10 if table == "end_to_end" else 0)
-    total = mean["forward"] + mean["backward"]
-    np.testing.assert_allclose(total, mean["forward+backward"], rtol=1e-5)
-    std = derived(table, keys, "std_ms")
-    np.testing.assert_allclose(
-        np.hypot(std["forward"], std["forward+backward"]), std["backward"], rtol=1e-5
-    )
 
 
 def test_an_unknown_table_lists_the_known_ones():

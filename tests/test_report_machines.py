@@ -102,12 +102,3 @@ def test_without_a_recording_tables_are_empty(tmp_path, monkeypatch, table):
     monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
     lines = getattr(machine_tables, table)()
     assert lines.empty and "machine" in lines.columns
-
-
-def test_rows_are_the_same_whatever_became_of_the_code(folder, monkeypatch):
-    from measure.recording.results import Recorder
-
-    before = Recorder("01_x", profile="full").rows()
-    monkeypatch.setattr(provenance, "files", dict)
-    after = Recorder("01_x", profile="full").rows()
-    assert before.equals(after) and len(before) == 7

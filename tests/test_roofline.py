@@ -1,7 +1,6 @@
 """Ceilings measured on the device, and the least time under them."""
 
 import pytest
-import torch
 
 from fusedlib.bench import roofline
 
@@ -30,13 +29,6 @@ def test_rates_follow_from_the_median(case):
         assert actual["bytes_per_s"] == pytest.approx(2 * 2**20 / seconds)
     else:
         assert actual["flops_per_s"] == pytest.approx(2 * 64**3 / seconds)
-
-
-def test_the_precision_setting_is_put_back():
-    before = torch.get_float32_matmul_precision()
-    with roofline.precision_of("high"):
-        assert torch.get_float32_matmul_precision() == "high"
-    assert torch.get_float32_matmul_precision() == before
 
 
 @pytest.mark.parametrize(

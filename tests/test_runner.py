@@ -14,7 +14,6 @@ import pytest
 
 import tiny_study
 from measure.recording import paths, results
-from press import variables
 from press.running import config, fingerprint, kernel, monitor, products, runner
 
 NOTEBOOKS = tiny_study.folder()
@@ -104,19 +103,6 @@ def test_an_unchanged_notebook_is_kept_and_a_failed_one_runs_again(study):
     again, _ = run(study, "run_ok", fresh=True)
     assert again["run_ok"].status == "ok"
     assert "fresh 1\n" in printed(again["run_ok"].copy)
-
-
-def test_variables_are_set_for_a_while(monkeypatch):
-    monkeypatch.setenv("FUSEDLIB_OLD", "before")
-    with (
-        pytest.raises(KeyError),
-        variables.environment({"FUSEDLIB_OLD": "a", "FUSEDLIB_NEW": "b"}),
-    ):
-        assert (os.environ["FUSEDLIB_OLD"], os.environ["FUSEDLIB_NEW"]) == ("a", "b")
-        os.environ["FUSEDLIB_LATER"] = "c"
-        raise KeyError
-    assert os.environ["FUSEDLIB_OLD"] == "before"
-    assert not {"FUSEDLIB_NEW", "FUSEDLIB_LATER"} & {*os.environ}
 
 
 def test_the_fingerprint_of_a_notebook_in_a_folder_whose_name_is_not_utf_8(tmp_path):

@@ -86,12 +86,6 @@ def test_product_vs_the_contract(device, name, shape):
         check_family(name, device, shape, turned)
 
 
-@pytest.mark.parametrize("turned", TURNS[1:])
-@pytest.mark.parametrize("name", ["normal", "terms that differ by 2^30"])
-def test_turned_product_vs_the_contract(device, name, turned):
-    check_family(name, device, turned=turned)
-
-
 # On a GPU a long sum, too.
 OTHER_SHAPES = [(1, 256, 1), (3, 57, 129), (129, 1, 2), (20, 700, 24)]
 OTHER_SHAPES += [] if INTERPRETED else [(129, 385, 2), (130, 40000, 136)]

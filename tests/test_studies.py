@@ -306,6 +306,5 @@ def test_while_rows_are_replayed_nothing_is_measured(tmp_path):
 
 def test_a_study_is_loaded_by_its_name_or_its_part_and_another_is_refused():
     assert study.load("kernels") is study.load("03_kernels")
-    assert study.names() == sorted(study.names(), key=study.names().index)
     with pytest.raises(ValueError, match="study 'kernles' is unknown; known: 02_anatomy, 03_kern"):
         study.load("kernles")

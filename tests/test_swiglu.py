@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -37,7 +36,6 @@ from fusedlib.ops.mlp import operator as mlp_operators
 from fusedlib.ops.mlp import tiles as kernels
 from fusedlib.ops.mlp.activation import ACTIVATIONS
 from fusedlib.ops.mlp.function import SAVES, gated_mlp, geglu_mlp, swiglu, swiglu_mlp
-from fusedlib.ops.mlp.plan import Plan
 from fusedlib.ops.mlp.route import runs_fused_kernels
 from gradient_checks import check_what_forward_read, refuses_transforms_of_backward
 from interpreter import BACKEND, INTERPRETED, passed_in_the_interpreter
@@ -436,33 +434,9 @@ def test_direct_and_registered_calls_give_the_same(device, dtype, save):
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("retained", [False, True])
-@pytest.mark.parametrize("hooked", [False, True])
 @PAIRS
-def test_gate_up_is_written_over_only_where_nobody_sees_it(
-    device, monkeypatch, pair, retained, hooked
-):
-    asked = []
-    original = Plan.differentiate
-    monkeypatch.setattr(
-        Plan, "differentiate",
-        lambda *a, **k: asked.append((k["in_place"], a[3])) or original(*a, **k),
-    )  # fmt: skip
-    leaves, dy = checks.small(device, pair=pair)
-    kept = []
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
-    with hooks if hooked else nullcontext():
-        y = checks.mlp(*leaves)
-    before = [t.detach().clone() for t in kept]
-    first = grad(y, leaves, dy, retain_graph=retained)
-    [(in_place, gate_up)] = asked
-    assert in_place == (not retained and not hooked)
-    assert checks.same(kept, before) and len(kept) == (len(leaves) + 1) * hooked
-    if not retained:
-        with pytest.raises(RuntimeError, match="second time"):
-            grad(y, leaves, dy)
-        return
-    assert checks.same(grad(y, leaves, dy), first)
-    assert asked[1][0] is not hooked and asked[1][1] is gate_up
+def test_gate_up_is_written_over_only_where_nobody_sees_it(device, pair, retained):
+    plan_checks.check_gate_up_written_over(*checks.small(device, pair=pair), retained)
 
 
 @pytest.mark.interpreter

@@ -3,7 +3,6 @@
 import copy
 import io
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -80,79 +79,6 @@ def test_checkpoints_go_both_ways_also_through_a_file():
     again.load_state_dict(plain.state_dict())
     assert all(map(torch.equal, again.state_dict().values(), ours.state_dict().values()))
     assert torch.equal(plain.mlp.up_proj.weight, ours.mlp.up_proj.weight)
-
-
-def fuse(model):
-    import fusedlib
-
-    for layer in model.model.layers:
-        mlp = fusedlib.SwiGLUMLP(layer.mlp.hidden_size, layer.mlp.intermediate_size)
-        mlp.to(device=model.device, dtype=model.dtype).load_state_dict(layer.mlp.state_dict())
-        layer.mlp = mlp
-
-
-def test_the_readme_s_example_changes_neither_results_nor_the_checkpoint():
-    layers = nn.ModuleList(Block(Plain()) for _ in range(2)).double()
-    model = SimpleNamespace(
-        model=SimpleNamespace(layers=layers), dtype=torch.float64, device=torch.device("cpu")
-    )
-    x = torch.randn(5, HIDDEN, dtype=torch.float64)
-    before, names = [layer.mlp(x) for layer in layers], list(layers.state_dict())
-    fuse(model)
-    assert all(isinstance(layer.mlp, SwiGLUMLP) for layer in layers)
-    for layer, y in zip(layers, before, strict=True):
-        torch.testing.assert_close(layer.mlp(x), y, rtol=1e-12, atol=1e-12)
-    assert list(layers.state_dict()) == names
-
-
-def test_a_state_dict_holds_the_weights_themselves():
-    ours = SwiGLUMLP(HIDDEN, INNER)
-    state = ours.state_dict()
-    assert list(state) == KEYS and not any(t.requires_grad for t in state.values())
-    assert all(t.is_contiguous() for t in state.values())
-    assert len({t.untyped_storage().data_ptr() for t in state.values()}) == 3
-    state["up_proj.weight"].fill_(3)
-    assert (ours.up_proj.weight == 3).all() and not (ours.gate_proj.weight == 3).any()
-    assert ours.state_dict(keep_vars=True)["down_proj.weight"] is ours.down_proj.weight
-
-
-@pytest.mark.parametrize("prefix", ["", "mlp."])
-def test_strict_loading_says_what_is_wrong_in_the_checkpoint_s_names(prefix):
-    ours = SwiGLUMLP(HIDDEN, INNER)
-    model = Block(ours) if prefix else ours
-    state = model.state_dict()
-    before = copy.deepcopy(state)
-    for change, words in [
-        (lambda s: s.pop(prefix + KEYS[1]), rf'Missing key\(s\).*: "{prefix}up_proj.weight"\. $'),
-        (lambda s: s.pop(prefix + KEYS[2]), rf'Missing key\(s\).*: "{prefix}down_proj.weight"\. $'),
-        (
-            lambda s: s.update({prefix + "gate_proj.bias": torch.zeros(1)}),
-            rf'Unexpected key\(s\).*: "{prefix}gate_proj.bias"\. $',
-        ),
-        (
-            lambda s: s.update({prefix + "w_gate_up": torch.zeros(2 * INNER + 1, HIDDEN)}),
-            rf'Unexpected key\(s\).*: "{prefix}w_gate_up"\. $',
-        ),
-        (
-            lambda s: s.update({prefix + KEYS[0]: torch.zeros(INNER, HIDDEN + 1)}),
-            rf"size mismatch for {prefix}gate_proj.weight: .*20, 13.*20, 12\]\)\.$",
-        ),
-    ]:
-        broken = {k: v.clone() for k, v in state.items()}
-        change(broken)
-        with pytest.raises(RuntimeError, match=words):
-            model.load_state_dict(broken)
-    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-
-
-def test_loading_what_there_is():
-    ours = SwiGLUMLP(HIDDEN, INNER)
-    before = {k: v.clone() for k, v in ours.state_dict().items()}
-    told = ours.load_state_dict({KEYS[1]: torch.ones(INNER, HIDDEN), "other": 1}, strict=False)
-    assert told.missing_keys == [KEYS[0], KEYS[2]] and told.unexpected_keys == ["other"]
-    assert (ours.up_proj.weight == 1).all()
-    assert torch.equal(ours.gate_proj.weight, before[KEYS[0]])
-    assert torch.equal(ours.down_proj.weight, before[KEYS[2]])
 
 
 def test_weights_come_to_a_module_without_memory():

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
+from torch.utils import flop_counter
 
-from models import transformer
+from models import flops, transformer
 from models.transformer import Transformer, TransformerConfig, config, loss, plain_attention
 
 TINY = TransformerConfig(
@@ -187,6 +188,31 @@ def test_parameter_count_formula_vs_built_model(name):
     assert built == config(name).num_parameters
     assert built == COUNTS.get(name, built)
     assert config(name).name == name
+
+
+aten = torch.ops.aten
+# torch's own formulas; it only lacks the names that attention has on the CPU.
+ON_CPU = {
+    aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: (
+        flop_counter.sdpa_flop_count(q, k, v)
+    ),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda dy, q, k, v, *_, **__: (
+        flop_counter.sdpa_backward_flop_count(dy, q, k, v)
+    ),
+}
+
+
+@pytest.mark.parametrize("attention", ["plain", "sdpa"])
+@pytest.mark.parametrize("tokens", [16, 7])
+def test_flops_are_those_that_torch_counts(attention, tokens):
+    shape = config("nano", vocab_size=96, context_length=16, attention=attention, d_ff=200)
+    model = Transformer(shape)
+    drawn = torch.randint(shape.vocab_size, (3, tokens))
+    with flop_counter.FlopCounterMode(display=False, custom_mapping=ON_CPU) as counter:
+        loss(model(drawn), drawn).backward()
+    # A fused backward computes QKᵀ again, which is no work of the model.
+    again = shape.num_layers * 2 * 3 * tokens**2 * shape.d_model if attention == "sdpa" else 0
+    assert flops.count(shape, 3, tokens) + again == counter.get_total_flops()
 
 
 # --- gradients, precision, initialisation ---------------------------------------------------------
