@@ -108,8 +108,8 @@ def most_in_the_products(measured: Rows) -> bool:
 
 
 def searched_quack_ahead_at_seven(measured: Rows) -> bool:
-    """By time interleaved; under load, each beside the products of its session, at two of three by
-    all rounds and at one between fusedlib's."""
+    """By time interleaved, by one to three per cent; under load, each beside the products of its
+    session, at two of three by all rounds and at one between fusedlib's."""
     both = measured[measured["group"].isin(["models", "tuned"]) & (measured["dtype"] == "bfloat16")]
     both = both[both["direction"] == "forward+backward"]
     shape = ["tokens", "hidden_size", "intermediate_size"]
@@ -123,8 +123,10 @@ def searched_quack_ahead_at_seven(measured: Rows) -> bool:
     least, most = over["fused"]["min"], over["fused"]["max"]
     sure = over["quack-searched"]["max"] < least
     between = over["quack-searched"]["max"].between(least, most)
-    ahead = (times["quack-searched"] < times["fused"]).sum(), len(times)
-    return ahead == (7, 8) and (len(over), sure.sum(), between.sum()) == (3, 2, 1)
+    lead = times["fused"] / times["quack-searched"] - 1
+    ahead = lead[lead > 0]
+    few = (len(ahead), len(lead)) == (7, 8) and ahead.between(0.005, 0.035).all()
+    return few and (len(over), sure.sum(), between.sum()) == (3, 2, 1)
 
 
 def five_races_at_the_power_limit(measured: Rows) -> bool:
@@ -159,16 +161,14 @@ def widest_layer_gains_nothing(measured: Rows) -> bool:
     return (ms[["eager", "inductor", "liger"]] < ms["fused"]).all() and ms["quack"] > ms["fused"]
 
 
-def quack_a_fifth_slower_at_tinyllama(measured: Rows) -> bool:
-    """Interleaved; under load a twentieth."""
+def quack_slower_at_tinyllama(measured: Rows) -> bool:
+    """Interleaved: a tenth in the recording where it is least, a fifth where it is most."""
     both = measured[(measured["group"] == "models") & (measured["dtype"] == "bfloat16")]
     both = both[(both["direction"] == "forward+backward") & (both["intermediate_size"] == 5632)]
-    loaded = (both["experiment"] == "sustained") | (both["launch"] == "sustained")
-    over = []
-    for rows in (both[~loaded & (both["launch"] == "python")], both[loaded]):
-        ms = rows.pivot_table("median_ms", "session", "provider", "median")
-        over.append((ms["quack"] / ms["fused"]).median())
-    return 1.15 < over[0] < 1.25 and 1.03 < over[1] < 1.08
+    both = both[(both["launch"] == "python") & (both["experiment"] == "swiglu")]
+    ms = both.pivot_table("median_ms", "recording", "provider", "median")
+    over = (ms["quack"] / ms["fused"]).dropna() - 1
+    return len(over) > 1 and 0.075 < over.min() < 0.125 and 0.15 < over.max() < 0.25
 
 
 def compiled_loss_a_seventh_slower(measured: Rows) -> bool:
@@ -213,20 +213,19 @@ SAID = [
      BOTH, at_the_power_limit),
     ("03_kernels", "Plain PyTorch already spends most of its time in the products", BOTH,
      most_in_the_products),
-    ("03_kernels", "QuACK takes less time than fusedlib at seven of the eight shapes where it ran",
-     ["nvidia-h200"], searched_quack_ahead_at_seven),
+    ("03_kernels", "QuACK with this search is one to three per cent faster than fusedlib at seven "
+     "of the eight shapes where it ran", ["nvidia-h200"], searched_quack_ahead_at_seven),
     ("03_kernels", "QuACK with its search is faster at two of the three shapes that it ran there",
      ["nvidia-h200"], searched_quack_ahead_at_seven),
-    ("03_kernels", "On the H100 QuACK takes a fifth more time than fusedlib at TinyLlama, more "
-     "than the claim allows, and under load a twentieth more", ["nvidia-h100"],
-     quack_a_fifth_slower_at_tinyllama),
+    ("03_kernels", "On the H100 QuACK takes a tenth to a fifth more time than fusedlib at "
+     "TinyLlama, by recording", ["nvidia-h100"], quack_slower_at_tinyllama),
     ("03_kernels", "on the H200 at five of the eight shapes", ["nvidia-h200"],
      five_races_at_the_power_limit),
     ("03_kernels", "Beside Liger, yes, at all eight shapes. Beside QuACK, on the H200, the order "
      "changes at two: Llama-3.2-3B and Qwen2.5-7B", ["nvidia-h200"], quack_changes_sides_at_two),
     ("03_kernels", "At the widest layer, in bf16 forward and backward, all but QuACK are faster "
      "than fusedlib on the H200", ["nvidia-h200"], widest_layer_gains_nothing),
-    ("report", "takes less time than fusedlib at seven of the eight shapes where it ran",
+    ("report", "faster than fusedlib at seven of eight shapes",
      ["nvidia-h200"], searched_quack_ahead_at_seven),
     ("10_llama", "implementation\ntakes about the time that it takes here",
      BOTH, as_long_under_load),
