@@ -162,13 +162,13 @@ class Standing:
         if self.errors:
             return f"error in the claim: {'; '.join(self.errors)}"
         quoted = self.contrary if self.measured else ()  # else its numbers stand in the sentence
-        told = [*self.contrary]
+        listed = [*self.contrary]
         if not self.measured:
-            telling = [part for part in self.parts if part.holds]
-            rest = telling or ([] if told else self.parts)
-            told += sorted(rest, key=lambda part: part.counted)[-1:]
+            holding = [part for part in self.parts if part.holds]
+            others = holding or ([] if listed else self.parts)
+            listed += sorted(others, key=lambda part: part.counted)[-1:]
         verdicts = [self._whole] * bool(self.measured) + [
-            f"{part.text} (“{part.sentence}”)" if part in quoted else part.text for part in told
+            f"{part.text} (“{part.sentence}”)" if part in quoted else part.text for part in listed
         ]
         how = f"; on a large GPU `make study ONLY={self.study} PROFILE=full` does"
         return ", ".join(dict.fromkeys(verdicts)) or f"not measured{how if self.own else ''}"

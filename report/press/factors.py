@@ -118,16 +118,16 @@ def by_gain(table: pd.DataFrame, machine: str) -> pd.DataFrame:
 
     Each machine's outcome is by its own sessions.
     """
-    kept, lost, some, apart = OUTCOMES
+    kept, lost, some, uncounted = OUTCOMES
     table = table.copy()
     for one in table.loc[table["by"] == "measured", "machine"].unique():
         own = table["machine"] == one
         each = standing(table, one)
-        said = pd.Series(lost, each.index).mask(each["possible"], some).mask(each["sure"], kept)
-        table.loc[own, "by"] = table.loc[own, "comparison"].map(said)
-    table.loc[table["apart"] & (table["machine"] != MACHINE), "by"] = apart
-    places = {kept: 0, some: 1, lost: 2, apart: 3}
-    at = table[table["machine"] == machine].set_index("comparison")["by"].map(places)
+        outcome = pd.Series(lost, each.index).mask(each["possible"], some).mask(each["sure"], kept)
+        table.loc[own, "by"] = table.loc[own, "comparison"].map(outcome)
+    table.loc[table["apart"] & (table["machine"] != MACHINE), "by"] = uncounted
+    order = {kept: 0, some: 1, lost: 2, uncounted: 3}
+    at = table[table["machine"] == machine].set_index("comparison")["by"].map(order)
     return table.iloc[table["comparison"].map(at).argsort(kind="stable")]
 
 
