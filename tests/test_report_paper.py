@@ -233,7 +233,10 @@ def test_a_time_over_a_pass_that_did_not_fit_is_not_drawn(products: Path) -> Non
     """It was taken as 3/4 of the checkpointed one, so that a mark lay on the line of 4/3."""
     [drawn] = [m for _, m in shown_by(products, "09_model_memory") if m.get("name") == PLANS]
     points = pd.read_csv(io.StringIO(drawn["data"]))
-    kept = rows_of("09_model_memory", experiment="checkpoint", precision="bf16", model="2.7b")
+    fields = {"experiment": "checkpoint", "precision": "bf16", "model": "2.7b"}
+    kept = rows_of("09_model_memory", **fields, context_length=3072)
+    if "machine" not in points:  # drawn of one alone
+        points["machine"] = kept["machine"].unique().item()
     peaks, times = (points[points["panel"].str.startswith(what)] for what in ("peak", "time"))
     assert len(peaks) + len(times) == len(points)
     for machine in sorted({*kept["machine"]}):
@@ -245,7 +248,7 @@ def test_a_time_over_a_pass_that_did_not_fit_is_not_drawn(products: Path) -> Non
         assert np.isclose(marks.to_numpy()[:, None], [*without, 1.0]).any(axis=1).all(), machine
         held = peaks["machine"].isin([machine, label]).sum()
         assert held == measured["case"].nunique(), "what it holds was measured, and is drawn"
-    assert {*times["machine"]} < {*peaks["machine"]}
+    assert {*times["machine"]} <= {*peaks["machine"]}
 
 
 PLANS = "model-memory-plans"

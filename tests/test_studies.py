@@ -208,7 +208,6 @@ def test_a_text_that_is_no_value_is_refused_in_the_same_words(kind, text, messag
 
 COMPLETE = {
     "02_anatomy": "nvidia-h200/2026-11-23m",
-    "09_model_memory": "nvidia-h200/2026-11-21-1875111",
 }
 
 
