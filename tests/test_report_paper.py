@@ -234,7 +234,7 @@ def test_a_time_over_a_pass_that_did_not_fit_is_not_drawn(products: Path) -> Non
     [drawn] = [m for _, m in shown_by(products, "09_model_memory") if m.get("name") == PLANS]
     points = pd.read_csv(io.StringIO(drawn["data"]))
     fields = {"experiment": "checkpoint", "precision": "bf16", "model": "2.7b"}
-    kept = rows_of("09_model_memory", **fields, context_length=3072)
+    kept = rows_of("09_model_memory", **fields, context_length=2944)
     if "machine" not in points:  # drawn of one alone
         points["machine"] = kept["machine"].unique().item()
     peaks, times = (points[points["panel"].str.startswith(what)] for what in ("peak", "time"))

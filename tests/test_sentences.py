@@ -65,7 +65,7 @@ def attention_memory(measured: Rows) -> bool:
 
 def checkpoints(measured: Rows) -> bool:
     plans = measured[(measured["experiment"] == "checkpoint") & (measured["model"] == "2.7b")]
-    plans = plans[(plans["context_length"] == 3072) & (plans["plan"] == "segments")]
+    plans = plans[(plans["context_length"] == 2944) & (plans["plan"] == "segments")]
     best = {"bf16": 1, "bf16 autocast": 2}
     for precision, part in plans.groupby("precision", observed=True):
         mib, ms = (part.groupby("blocks")[name].median() for name in ("peak_mib", "median_ms"))
