@@ -122,5 +122,7 @@ def where_it_holds(claim: dict[str, Any]) -> list[tuple[str, bool]]:
         fails = bool(standing["errors"] or standing["contrary"])
         fails |= standing["held"] < standing["measured"]
         numbers = f": {further}" if (further := standing.get("further")) else ""
-        texts.append((standing["text"] + where + numbers, fails))
+        text = standing["text"]  # an error as it is
+        text = text if standing["errors"] else plain_text(text)
+        texts.append((text + where + numbers, fails))
     return [*texts, *stated]
