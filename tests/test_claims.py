@@ -205,7 +205,9 @@ def test_cases_that_the_full_profile_does_not_measure_are_not_asked_for(monkeypa
         median_ms=[1.0, 2.0, 99.0, 1.0, 3.0], study=["00_x"] * 5,
     )  # fmt: skip
     claim = stated(rows, slowest)
-    assert claim.sentence() == "The slowest takes 2.5 ms." and claim.standings[0].held == 2
+    assert claim.sentence() == "The slowest takes 3.0 ms." and claim.standings[0].held == 2
+    older = rows.assign(measured_at=["2026-11-02"] * 3 + ["2026-11-01"] * 2)
+    assert stated(older, slowest).sentence() == "The slowest takes 2.0 ms."
 
 
 def test_another_recorded_machine_s_number_stands_in_its_verdict_where_its_digits_differ():

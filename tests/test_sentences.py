@@ -112,6 +112,7 @@ def searched_quack_ahead_at_seven(measured: Rows) -> bool:
     session, at two of three by all rounds and at one between fusedlib's."""
     both = measured[measured["group"].isin(["models", "tuned"]) & (measured["dtype"] == "bfloat16")]
     both = both[both["direction"] == "forward+backward"]
+    both = both[both["recording"] != "2026-11-28-c120bf3"]  # another card, without the search
     shape = ["tokens", "hidden_size", "intermediate_size"]
     turns = both[(both["launch"] == "python") & (both["experiment"] == "swiglu")]
     times = turns.pivot_table("median_ms", shape, "provider", "median")
@@ -134,8 +135,12 @@ def five_races_at_the_power_limit(measured: Rows) -> bool:
     models = measured[(measured["group"] == "models") & (measured["launch"] == "python")]
     models = models[(models["dtype"] == "bfloat16") & (models["experiment"] == "swiglu")]
     both = models[models["direction"] == "forward+backward"]
-    after = both.groupby(["tokens", "hidden_size", "intermediate_size"])["power_after_w"].median()
-    return (len(after), (after >= 690).sum()) == (8, 5)
+    shape = ["recording", "tokens", "hidden_size", "intermediate_size"]
+    after = both.groupby(shape)["power_after_w"].median()
+    after = after[after.groupby("recording").transform("size") == 8]
+    return (after >= 690).groupby("recording").sum().to_dict() == {
+        "2026-11-28-c120bf3": 0, "assembled": 5
+    }  # fmt: skip
 
 
 def quack_changes_sides_at_two(measured: Rows) -> bool:
@@ -168,7 +173,7 @@ def quack_slower_at_tinyllama(measured: Rows) -> bool:
     both = both[(both["launch"] == "python") & (both["experiment"] == "swiglu")]
     ms = both.pivot_table("median_ms", "recording", "provider", "median")
     over = (ms["quack"] / ms["fused"]).dropna() - 1
-    return len(over) > 1 and 0.075 < over.min() < 0.125 and 0.15 < over.max() < 0.25
+    return len(over) > 1 and 0.075 < over.min() < 0.125 and 0.14 < over.max() < 0.25
 
 
 def compiled_loss_a_seventh_slower(measured: Rows) -> bool:
@@ -218,10 +223,10 @@ SAID = [
      "of the eight shapes where it ran", ["nvidia-h200"], searched_quack_ahead_at_seven),
     ("03_kernels", "QuACK with its search is faster at two of the three shapes that it ran there",
      ["nvidia-h200"], searched_quack_ahead_at_seven),
-    ("03_kernels", "On the H100 QuACK takes a tenth to a fifth more time than fusedlib at "
-     "TinyLlama, by recording", ["nvidia-h100"], quack_slower_at_tinyllama),
-    ("03_kernels", "on the H200 at five of the eight shapes", ["nvidia-h200"],
-     five_races_at_the_power_limit),
+    ("03_kernels", "Interleaved, QuACK takes a tenth to a fifth more time than fusedlib at "
+     "TinyLlama, by recording", BOTH, quack_slower_at_tinyllama),
+    ("03_kernels", "in one of two recordings of the H200, at five of the eight shapes",
+     ["nvidia-h200"], five_races_at_the_power_limit),
     ("03_kernels", "Beside Liger, yes, at all eight shapes. Beside QuACK, on the H200, the order "
      "changes at two: Llama-3.2-3B and Qwen2.5-7B", ["nvidia-h200"], quack_changes_sides_at_two),
     ("03_kernels", "At the widest layer, in bf16 forward and backward, all but QuACK are faster "

@@ -132,16 +132,20 @@ def test_samples_that_were_timed_in_turns_are_compared_pair_by_pair():
     assert two.speed(of="fused")["ratio"].tolist() == [3.0]
 
 
-def test_per_takes_the_median_over_recordings_with_their_range():
+def test_per_takes_the_newest_recording_and_the_range_over_all():
     lines = timed_rows().of(provider="fused", machine="H200").per("width")
     assert lines[["width", "value", "low", "high", "n"]].to_numpy().tolist() == [
-        [64, 1.1, 1.0, 1.2, 2], [128, 3.5, 3.0, 4.0, 2]
+        [64, 1.2, 1.0, 1.2, 2], [128, 4.0, 3.0, 4.0, 2]
     ]  # fmt: skip
+    days = {"a": "2026-11-02", "b": "2026-11-01", "c": "2026-11-01"}
+    rows = timed_rows()
+    rows["measured_at"] = rows["recording"].map(days)
+    assert rows.of(provider="fused", machine="H200").per("width")["value"].tolist() == [1.0, 3.0]
 
 
-def test_the_extent_is_over_cases_of_each_the_median_over_recordings():
+def test_the_extent_is_over_cases_of_the_newest_recording():
     extent = timed_rows().of(machine="H200").speed(of="fused").extent()
-    assert extent == {"eager": (2.25, 2.5)}
+    assert extent == {"eager": (2.0, 2.5)}
     assert timed_rows().count("width") == 2
 
 
@@ -173,7 +177,7 @@ def test_points_tell_machines_apart_in_one_panel():
     assert "Bars" not in meaning_of(lambda: alike.points(y="width"))["caption"]
     data = drawn(lambda: speed.points(y="width"))
     assert data[["width", "provider", "machine", "value"]].to_numpy().tolist() == [
-        [64, "eager", "H200", 2.25], [64, "eager", "H100", 1.0], [128, "eager", "H200", 2.5]
+        [64, "eager", "H200", 2.5], [64, "eager", "H100", 1.0], [128, "eager", "H200", 2.0]
     ]  # fmt: skip
 
 
@@ -191,7 +195,7 @@ def test_lines_bars_and_panels_draw_the_value_that_is_asked_for():
     lines = drawn(lambda: one.lines(x="width", y="error", panel="dtype"))
     assert {*lines["value"]} == {0.5} and {*lines["panel"]} == {"bf16"}
     bars = drawn(lambda: one.bars(y="width", panel=["dtype", "experiment"]))
-    assert {*bars["panel"]} == {"bf16, time"} and {*bars["value"]} == {1.1, 2.5, 3.5, 8.5}
+    assert {*bars["panel"]} == {"bf16, time"} and {*bars["value"]} == {1.2, 3.0, 4.0, 8.0}
     assert "Time, H200." in meaning_of(lambda: one.bars(y="width"))["caption"]
 
 
@@ -206,19 +210,19 @@ def test_a_table_has_a_column_a_name_and_a_machine():
     columns, lines = cells(lambda: timed_rows().table("width"))
     assert columns[1:] == [["fusedlib", "H200"], ["fusedlib", "H100"], ["PyTorch", "H200"],
                            ["PyTorch", "H100"]]  # fmt: skip
-    assert lines == [["64", "1.10 ms", "2.00 ms", "2.50 ms", "2.00 ms"],
-                     ["128", "3.50 ms", "—", "8.50 ms", "—"]]  # fmt: skip
+    assert lines == [["64", "1.20 ms", "2.00 ms", "3.00 ms", "2.00 ms"],
+                     ["128", "4.00 ms", "—", "8.00 ms", "—"]]  # fmt: skip
     columns, lines = cells(
         lambda: timed_rows().of(machine="H200").speed(of="fused").table("dtype", cell="extent")
     )
-    assert columns == [["dtype"], ["PyTorch"]] and lines == [["bf16", "2.25–2.50×"]]
+    assert columns == [["dtype"], ["PyTorch"]] and lines == [["bf16", "2.00–2.50×"]]
 
 
 def test_a_table_of_several_figures_has_a_column_each():
     facts = timed_rows(error=0.5, version="torch 2").of(machine="H200", width=64)
     columns, lines = cells(lambda: facts.table("provider", value=["median_ms", "version"]))
     assert columns == [["implementation"], ["time"], ["version"]]
-    assert lines == [["fusedlib", "1.10 ms", "torch 2"], ["PyTorch", "2.50 ms", "torch 2"]]
+    assert lines == [["fusedlib", "1.20 ms", "torch 2"], ["PyTorch", "3.00 ms", "torch 2"]]
 
 
 def test_figures_of_rows_that_differ_are_refused_and_texts_are_not():
@@ -315,7 +319,7 @@ def test_published_rows_stand_beside_and_are_of_no_machine():
     both = timed_rows().of(machine="H200", provider="eager").beside(tables)
     columns, lines = cells(lambda: both.table("width"))
     assert [head[-1] for head in columns[1:]] == ["H200", "published"]
-    assert lines == [["64", "2.50 ms", "4.00 ms"], ["128", "8.50 ms", "5.00 ms"]]
+    assert lines == [["64", "3.00 ms", "4.00 ms"], ["128", "8.00 ms", "5.00 ms"]]
     more = timed_rows().of(machine="H100", provider="eager")
     assert set(both.beside(more)["machine"]) == {*both["machine"], *more["machine"]}
     shown = meaning_of(lambda: both.points(y="width"))

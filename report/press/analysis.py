@@ -1,7 +1,7 @@
 """The few selections that every study shares; everything else is pandas in the notebook's cells.
 
 Rows come from `Recorder.rows()`: one line a case and recording. A ratio is taken inside a session,
-where both sides ran in turns; a figure is a median over recordings with their range.
+where both sides ran in turns; a figure is of the newest recording, with the range over all.
 """
 
 from collections.abc import Sequence
@@ -60,10 +60,11 @@ def _ratio(partner: pd.Series, row: dict, value: str, samples: str) -> float:
 
 
 def over_recordings(rows: pd.DataFrame, by: Sequence[str], value: str) -> pd.DataFrame:
-    """A line a group: `value` the median over recordings, `low` and `high` their range, `n`."""
+    """A line a group: `value` of the newest recording, `low` and `high` their range, `n`."""
+    rows = rows.sort_values("measured_at", kind="stable") if "measured_at" in rows else rows
     each = rows.groupby([*by, "recording"], observed=True, sort=False, dropna=False)[value].median()
     groups = each.groupby(list(by), observed=True, sort=False, dropna=False)
-    table = groups.agg(value="median", low="min", high="max", n="count").reset_index()
+    table = groups.agg(value="last", low="min", high="max", n="count").reset_index()
     return table[table["value"].notna()]
 
 

@@ -277,8 +277,8 @@ class Claim:
     def sentence(self, machine: str | None = None) -> str:
         """The sentence with its numbers, or with those of one machine alone.
 
-        They are the leading machine's, medians over its recordings; ranges and other machines' are
-        in `summary`. Where the leading machine measured nothing they are another's, which is said
+        They are the leading machine's, of its newest recording; ranges and other machines' are in
+        `summary`. Where the leading machine measured nothing they are another's, which is said
         first; a dash stands for what nobody measured.
         """
         shown = self._machine()
@@ -369,10 +369,11 @@ class Claim:
 
 
 def complete(rows: pd.DataFrame, machine: str) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The recordings of a machine that hold all cases of a selection, each with its rows."""
+    """The recordings of a machine that hold all cases of a selection, oldest first, each with its
+    rows."""
     wanted = required(rows)
-    own = rows[rows["machine"] == machine]
-    for name, part in own.groupby("recording", sort=True):
+    own = _by_age(rows[rows["machine"] == machine])
+    for name, part in own.groupby("recording", sort=False):
         if len(part) and wanted and wanted <= {*part["case"]}:
             yield str(name), part[part["case"].isin(wanted)]
 
@@ -380,11 +381,20 @@ def complete(rows: pd.DataFrame, machine: str) -> Iterator[tuple[str, pd.DataFra
 def _with_figures(
     rows: pd.DataFrame, machine: str, wanted: set[str]
 ) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The recordings of a machine in which one of the cases at least has figures."""
-    own = rows[(rows["machine"] == machine) & rows["case"].isin(wanted)]
-    for name, part in own.groupby("recording", sort=True):
+    """The recordings of a machine in which one of the cases at least has figures, oldest first."""
+    own = _by_age(rows[(rows["machine"] == machine) & rows["case"].isin(wanted)])
+    for name, part in own.groupby("recording", sort=False):
         if (part["status"] == "ok").any():
             yield str(name), part
+
+
+def _by_age(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows in the order in which their recordings ended; a published row has no time."""
+    if "measured_at" not in rows:
+        return rows
+    ended = rows.groupby("recording")["measured_at"].max()
+    aged = rows.assign(ended=rows["recording"].map(ended).astype(str))
+    return aged.sort_values("ended", kind="stable").drop(columns="ended")
 
 
 def required(rows: pd.DataFrame) -> set[str]:

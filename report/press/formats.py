@@ -2,7 +2,6 @@
 
 import math
 import re
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,14 +48,14 @@ def formatted(value: Any, spec: str = "") -> str:
 
 
 def spread(values: Sequence[Any], spec: str = "") -> str:
-    """The median of some values with their range in brackets where rounding shows one.
+    """The last of some values with their range in brackets where rounding shows one.
 
-    >>> spread([2.61, 2.65, 2.71], "3×"), spread([2.61, 2.611], "3×")
+    >>> spread([2.61, 2.71, 2.65], "3×"), spread([2.61, 2.611], "3×")
     ('2.65× [2.61–2.71]', '2.61×')
 
     A pair is a range over cases; its brackets reach from the least low to the greatest high end.
 
-    >>> spread([(1.02, 1.08), (1.01, 1.08), (1.03, 1.08)], "3×")
+    >>> spread([(1.01, 1.08), (1.03, 1.08), (1.02, 1.08)], "3×")
     '1.02–1.08× [1.01–1.08]'
     """
     present = [v for v in values if not is_missing(v)]
@@ -65,9 +64,9 @@ def spread(values: Sequence[Any], spec: str = "") -> str:
     if isinstance(present[0], str | bool):
         return ", ".join(dict.fromkeys(map(str, present)))
     pairs = [v if isinstance(v, tuple) else (v, v) for v in present]
-    lows, highs = (sorted(map(float, ends)) for ends in zip(*pairs, strict=True))
-    inner = _range(statistics.median(lows), statistics.median(highs), spec)
-    outer = _range(lows[0], highs[-1], spec)
+    lows, highs = ([*map(float, ends)] for ends in zip(*pairs, strict=True))
+    inner = _range(lows[-1], highs[-1], spec)
+    outer = _range(min(lows), max(highs), spec)
     return f"{inner}{_unit(spec)}" + (f" [{outer}]" if outer != inner else "")
 
 

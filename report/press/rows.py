@@ -6,8 +6,8 @@
 
 A selection remembers what was chosen and writes its caption. Labels, units, names and orders come
 from the study's columns (`measure.study.Column`). Ratios are taken inside a session, where all ran
-interleaved; a figure is a median over recordings with their range. Nothing is averaged that a
-reader would want apart: rows that differ in something that was not chosen are refused.
+interleaved; a figure is of the newest recording, with the range over all. Rows that differ in
+something that was not chosen are refused.
 """
 
 import contextlib
@@ -120,7 +120,7 @@ class Rows(pd.DataFrame):
         return compared
 
     def per(self, *keys: str) -> "Rows":
-        """A line a group of these columns: `value` is the median over recordings, `low` and `high`
+        """A line a group of these columns: `value` is the newest recording's, `low` and `high`
         their range, `n` how many recordings.
 
         Raises:
@@ -134,15 +134,15 @@ class Rows(pd.DataFrame):
         return lines
 
     def extent(self, by: str = "provider") -> dict[str, tuple[float, float]]:
-        """Least and greatest over cases, by name; of each case the median over recordings.
+        """Least and greatest over cases, by name; of each case in the newest recording.
 
         Raises:
             ValueError: the rows are of more than one machine.
         """
         self._require_one_machine()
         rows = self._measured()
-        cases = rows.groupby([by, "case"], observed=True)[self._value].median()
-        ends = cases.groupby(level=0, observed=True).agg(["min", "max"])
+        cases = over_recordings(rows, [by, "case"], self._value)
+        ends = cases.groupby(by, observed=True)["value"].agg(["min", "max"])
         return {str(name): (low, high) for name, low, high in ends.itertuples()}
 
     def count(self, column: str) -> int:
@@ -190,16 +190,16 @@ class Rows(pd.DataFrame):
 
     def table(
         self, rows: str | Sequence[str], columns: str = "provider",
-        value: str | Sequence[str] | None = None, cell: str = "median", **options: Any,
+        value: str | Sequence[str] | None = None, cell: str = "newest", **options: Any,
     ) -> None:  # fmt: skip
         """Show a table of one value, a column a name and, of several machines, a machine.
 
         Args:
             rows: columns of which each combination is a line.
             value: the column that is shown; by default the ratio after `speed`, else the time. Of
-                several each has a column, in place of `columns`: the median of numbers, the last of
-                texts. Of one text each different one is listed.
-            cell: "median" over recordings, or "extent", the least and the greatest over cases.
+                several each has a column, in place of `columns`: of numbers the newest
+                recording's, the last of texts. Of one text each different one is listed.
+            cell: "newest" of the recordings, or "extent", the least and the greatest over cases.
             options: `title`, `name`, `note`, or `caption` in place of the title and of what was
                 chosen.
         """
@@ -429,10 +429,10 @@ class Rows(pd.DataFrame):
             )
 
     def _extents(self, keys: Sequence[str]) -> pd.DataFrame:
-        """Least and greatest over the cases of a group, as `value`; of each case the median."""
-        cases = self._measured().groupby([*keys, "case"], observed=True)[self._value].median()
-        groups = cases.groupby(level=[*keys], observed=True)
-        return groups.agg(lambda each: (each.min(), each.max())).rename("value").reset_index()
+        """Least and greatest over the cases of a group, as `value`, in the newest recording."""
+        cases = over_recordings(self._measured(), [*keys, "case"], self._value)
+        groups = cases.groupby([*keys], observed=True)["value"]
+        return groups.agg(lambda each: (each.min(), each.max())).reset_index()
 
     def _texts(self, keys: Sequence[str]) -> pd.DataFrame:
         """Of each group the different texts, as and in the order in which they are shown."""
@@ -447,7 +447,7 @@ class Rows(pd.DataFrame):
         return each.rename("value").reset_index()
 
     def _facts(self, keys: list[str], values: Sequence[str], options: Mapping[str, Any]) -> None:
-        """A table with a column a figure: its median, of a text the last."""
+        """A table with a column a figure: the newest recording's, of a text the last."""
         for name in (*keys, *values):
             self._column(name)
         keys = [*keys, "machine"] if self._machines[1:] else keys
@@ -456,7 +456,11 @@ class Rows(pd.DataFrame):
         texts = {name: not pd.api.types.is_numeric_dtype(rows[name]) for name in values}
         if not all(texts.values()):
             rows._require_alike(list(dict.fromkeys([*keys, "machine"])))
-        cells = each.agg({name: "last" if texts[name] else "median" for name in values})
+        cells = pd.DataFrame({
+            name: each[name].last() if texts[name]
+            else over_recordings(rows, keys, name).set_index(keys)["value"]
+            for name in values
+        }).reindex(each.size().index)  # fmt: skip
         frame = self._named(cells.reset_index(), keys).set_index(keys)
         frame = frame.rename_axis([self._says(key).label for key in keys])
         formats = {self._says(name).label: self._says(name).format for name in values}
