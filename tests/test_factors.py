@@ -40,6 +40,15 @@ def test_measured_factors_are_of_the_published_settings(table):
     assert ours[list(expected)].to_dict() == pytest.approx(expected, rel=0.01)
 
 
+def test_on_the_h100_no_gain_is_kept_but_the_kernel_s_and_a_mean_s(table):
+    drawn = table[table["drawn"] & ~table["apart"]]
+    kept = factors.standing(drawn, "nvidia-h100").query("sure").index
+    assert {*kept} == {
+        "kernel that skips work, time (L4)", "kernel that skips work, memory (L4)",
+        "mean without warm-up, small (a notebook)",
+    }  # fmt: skip
+
+
 def test_factors_of_launch_bound_steps_have_the_range_of_their_sessions(table):
     """Each of four sessions on the H200 clocked both formats; one had the xl step at half its time
     in another."""
