@@ -279,7 +279,9 @@ def test_what_could_not_be_computed_is_partly_measured(x, answer, sentence):
 
     claim = stated(frame(median_ms=[1.0]), rule)
     assert claim.standings[0].measured == 0 and not claim.standings[0].errors
-    assert claim.standings[0].text == "partly measured: 1 of 1 cases, too few to tell"
+    assert claim.standings[0].text == (
+        "measured without a number that the claim needs, too little to tell"
+    )
     assert claim.sentence() == sentence
 
 

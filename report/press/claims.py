@@ -79,6 +79,8 @@ class Part:
         A rule judges all of them together, so nobody knows in how many it fails.
         """
         if self.holds is None:
+            if self.counted >= self.cases:  # as the rate of a copy beside the times
+                return "measured without a number that the claim needs, too little to tell"
             return f"partly measured: {self.counted} of {self.cases} cases, too few to tell"
         verdict = "holds" if self.holds else "does not hold"
         return f"{verdict} in a recording of {self.counted} of its {self.cases} cases"
