@@ -37,8 +37,8 @@ def stated(rows, rule, **options) -> Claim:
     return result
 
 
-def test_a_number_is_the_median_over_recordings_with_their_range():
-    """Issue 18: the newest of eight recordings stood as the headline."""
+def test_a_number_is_the_newest_recording_s_with_the_range_over_all():
+    """A median over recordings of different code is a number that nobody measured."""
     rows = frame(recording=["a", "b", "c"], case=["1"] * 3, median_ms=[1.011, 1.165, 1.053])
 
     def rule(measured):
