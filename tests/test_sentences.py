@@ -329,7 +329,7 @@ SAID = [
     ("03_kernels", "Beside the other H200's fusedlib all three are within two per cent",
      ["nvidia-h200"], searched_within_two_per_cent_of_today_s),
     ("03_kernels", "Fewer kernels pay at narrow layers; in a CUDA graph less, but over PyTorch at "
-     "512",
+     "the narrowest",
      BOTH, narrow_layers_gain_over_pytorch_in_a_graph),
     ("10_llama", "on the H200 half of the rounds go the other way", ["nvidia-h200"],
      half_of_the_rounds_go_the_other_way),
