@@ -18,6 +18,9 @@ Rows = pd.DataFrame
 NOTEBOOKS = {part.name: part.notebook for part in config.load().parts}
 
 
+NEWEST = "2026-11-28-c120bf3"  # of both GPUs, at the release's code
+
+
 @pytest.fixture(scope="module")
 def rows() -> Callable[[str, str], Rows]:
     """Rows of a study that are ok, of one recorded machine."""
@@ -112,7 +115,7 @@ def searched_quack_ahead_at_seven(measured: Rows) -> bool:
     session, at two of three by all rounds and at one between fusedlib's."""
     both = measured[measured["group"].isin(["models", "tuned"]) & (measured["dtype"] == "bfloat16")]
     both = both[both["direction"] == "forward+backward"]
-    both = both[both["recording"] != "2026-11-28-c120bf3"]  # another card, without the search
+    both = both[both["recording"] != NEWEST]  # another card, without the search
     shape = ["tokens", "hidden_size", "intermediate_size"]
     turns = both[(both["launch"] == "python") & (both["experiment"] == "swiglu")]
     times = turns.pivot_table("median_ms", shape, "provider", "median")
@@ -139,7 +142,7 @@ def five_races_at_the_power_limit(measured: Rows) -> bool:
     after = both.groupby(shape)["power_after_w"].median()
     after = after[after.groupby("recording").transform("size") == 8]
     return (after >= 690).groupby("recording").sum().to_dict() == {
-        "2026-11-28-c120bf3": 0, "assembled": 5
+        NEWEST: 0, "assembled": 5
     }  # fmt: skip
 
 
@@ -176,49 +179,43 @@ def quack_slower_at_tinyllama(measured: Rows) -> bool:
     return len(over) > 1 and 0.075 < over.min() < 0.125 and 0.14 < over.max() < 0.25
 
 
-def gemma_by_session(measured: Rows) -> pd.Series:
-    """Times of each other one over fusedlib's, of Gemma 2 in the newest recording."""
-    gemma = measured[measured["model"].astype(str).str.startswith("Gemma-2")]
-    gemma = gemma[gemma["recording"] == "2026-11-28-c120bf3"]
-    ms = gemma[gemma["experiment"] == "families"].groupby("provider")["median_ms"].median()
-    return ms / ms["fused"]
+def families_over_fusedlib(measured: Rows) -> pd.DataFrame:
+    """Times over fusedlib's in the newest recording, a line a model."""
+    newest = measured[measured["recording"] == NEWEST]
+    families = newest[newest["experiment"] == "families"]
+    ms = families.pivot_table("median_ms", "model", "provider", "median")
+    return ms.div(ms["fused"], axis=0)
 
 
 def liger_without_its_loss_is_the_faster_one(measured: Rows) -> bool:
-    over = gemma_by_session(measured)
+    over = families_over_fusedlib(measured).reindex(["Gemma-2-2B, 8 layers"]).iloc[0]
     return 1.2 < over["liger-without-flce"] < 1.3 and 1.45 < over["liger"] < 1.6
 
 
 def lead_over_compiled_gemma_a_tenth(measured: Rows) -> bool:
-    families = measured[measured["experiment"] == "families"]
-    families = families[families["recording"] == "2026-11-28-c120bf3"]
-    ms = families.pivot_table("median_ms", "model", "provider", "median")
-    over = (ms["inductor"] / ms["fused"]).dropna()
+    over = families_over_fusedlib(measured)["inductor"].dropna()
     return len(over) == 3 and over.idxmin().startswith("Gemma-2") and 1.08 < over.min() < 1.12
 
 
-def behind_today_s_fusedlib_at_four(measured: Rows) -> bool:
-    """Times of the search's days against those of another H200's fusedlib."""
-    both = measured[(measured["group"] == "models") & (measured["direction"] == "forward+backward")]
-    both = both[(both["launch"] == "python") & (both["experiment"] == "swiglu")]
-    both = both[both["dtype"] == "bfloat16"]
-    newest = both["recording"] == "2026-11-28-c120bf3"
+def searched_over_newest(measured: Rows, under_load: bool) -> pd.Series:
+    """Times of QuACK's search over those of another H200's fusedlib, days later, by shape."""
+    loaded = (measured["experiment"] == "sustained") | (measured["launch"] == "sustained")
+    turns = (measured["experiment"] == "swiglu") & (measured["launch"] == "python")
+    both = measured[(loaded if under_load else turns) & (measured["group"] == "models")]
+    both = both[(both["direction"] == "forward+backward") & (both["dtype"] == "bfloat16")]
+    fused = (both["recording"] == NEWEST) & (both["provider"] == "fused")
     shape = ["tokens", "hidden_size", "intermediate_size"]
-    fused = both[newest & (both["provider"] == "fused")].groupby(shape)["median_ms"].median()
     searched = both[both["provider"] == "quack-searched"].groupby(shape)["median_ms"].median()
-    lead = (searched / fused).dropna()
+    return (searched / both[fused].groupby(shape)["median_ms"].median()).dropna()
+
+
+def behind_today_s_fusedlib_at_four(measured: Rows) -> bool:
+    lead = searched_over_newest(measured, under_load=False)
     return len(lead) == 4 and bool((lead > 1).all())
 
 
 def searched_within_two_per_cent_of_today_s(measured: Rows) -> bool:
-    """Under load, times of the search's days beside those of another H200's fusedlib."""
-    load = measured[(measured["launch"] == "sustained") | (measured["experiment"] == "sustained")]
-    load = load[(load["group"] == "models") & (load["direction"] == "forward+backward")]
-    shape = ["tokens", "hidden_size", "intermediate_size"]
-    newest = load["recording"] == "2026-11-28-c120bf3"
-    fused = load[newest & (load["provider"] == "fused")].groupby(shape)["median_ms"].median()
-    searched = load[load["provider"] == "quack-searched"].groupby(shape)["median_ms"].median()
-    over = (searched / fused).dropna()
+    over = searched_over_newest(measured, under_load=True)
     return len(over) == 3 and bool(over.between(0.98, 1.02).all())
 
 
@@ -257,7 +254,7 @@ def narrow_layers_gain_over_pytorch_in_a_graph(measured: Rows) -> bool:
 def medium_a_per_cent_faster(measured: Rows) -> bool:
     """A step in fp32 with fusedlib's MLP, beside PyTorch's, in the newest recording."""
     newest = measured[(measured["experiment"] == "mlp") & (measured["model"] == "medium")]
-    newest = newest[newest["recording"] == "2026-11-28-c120bf3"]
+    newest = newest[newest["recording"] == NEWEST]
     ms = newest.set_index("provider")["median_ms"]
     return len(ms) == 4 and 1.003 < ms["eager"] / ms["fused"] < 1.015
 
