@@ -1,6 +1,5 @@
 """The runner on tiny notebooks, one for each way that a run can go."""
 
-import errno
 import io
 import json
 import os
@@ -266,18 +265,3 @@ def test_a_terminal_gets_one_line_with_notebook_cell_and_case(study, monkeypatch
 def test_a_torn_progress_file_shows_nothing(tmp_path, torn):
     (tmp_path / "progress").write_text(torn)
     assert monitor.last_case(tmp_path / "progress") == ""
-
-
-def test_a_full_disk_leaves_the_old_file_whole(tmp_path, monkeypatch):
-    path = tmp_path / "copy.ipynb"
-    products.write_whole(path, "old")
-
-    def full(self, *_, **__):
-        self.touch()
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(products.WriteError, match=r"cannot write .*No space left.*Make room"):
-        products.write_whole(path, b"new")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
