@@ -13,6 +13,7 @@ import pytest
 
 import tiny_study
 from measure.recording import paths, results
+from measure.recording.progress import tell
 from press.running import config, fingerprint, kernel, monitor, products, runner
 
 NOTEBOOKS = tiny_study.folder()
@@ -265,3 +266,9 @@ def test_a_terminal_gets_one_line_with_notebook_cell_and_case(study, monkeypatch
 def test_a_torn_progress_file_shows_nothing(tmp_path, torn):
     (tmp_path / "progress").write_text(torn)
     assert monitor.last_case(tmp_path / "progress") == ""
+
+
+def test_who_waits_for_another_run_is_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("FUSEDLIB_PROGRESS", str(tmp_path / "progress"))
+    tell("05_warmup", "waits for process 12 on here")
+    assert monitor.last_case(tmp_path / "progress") == "waits for process 12 on here"
