@@ -27,10 +27,14 @@ profile: str = "quick"  # which profile the rows are filed under
 samples: int = 1  # figures of the last case [1..1000000]
 """.strip()
 SWEEP = """
+import os
+import time
+
 from measure.recording import results
 
 def measure(case):
     print("measuring", case["case_no"], flush=True)
+    time.sleep(float(os.environ.get("TINY_S", "0")))
     if case["needs"] == "triton":
         import measure.accumulate_kernel
     if case["needs"] == "gpu":

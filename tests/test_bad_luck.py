@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import limits
 from bad_luck import NAME, WITHOUT_NETWORK, WITHOUT_TRITON, Study
 from fusedlib.bench import machine as machines
 from measure import warmup
@@ -111,6 +112,7 @@ ROWS, FACTS = f"{NAME}.jsonl", results.DESCRIPTION
 DAMAGED = {
     "not JSON": (ROWS, f"{GOOD}\nnonsense\n{GOOD}\n", "line 2 is not a JSON object: 'nonsense'"),
     "a list": (ROWS, f"[1]\n{GOOD}\n", "line 1 is not a JSON object: '[1]'"),
+    "an array": (ROWS, f"[{GOOD},{GOOD}]", "line 1 is not a JSON object"),
     "binary": (ROWS, f"\0\xff\n{GOOD}\n", "line 1 is not a JSON object"),
     "foreign": (ROWS, '{"time": 3}\n', "row 1 lacks case, status; it was not written by fusedlib"),
     "no status": (ROWS, f'{GOOD}\n{{"case": "x"}}\n', "row 2 lacks status;"),
@@ -218,6 +220,19 @@ def test_no_room_or_a_torn_row_keeps_the_rows_before_it_and_the_rest_is_measured
     assert f"{path}: the last line was cut off after" in again.stderr
     assert "measuring 3" in study.printed() and "measuring 2" not in study.printed()
     assert [row["case_no"] for row in read_objects(path)] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_of_two_runs_at_once_each_case_is_measured_once(tmp_path):
+    study = Study(tmp_path / "study", bare=True, TINY_S="1")
+    runs = [
+        subprocess.Popen(study.command("run"), env=study.env, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for run in runs:
+        assert run.wait(limits.PROCESS_S) == 0, run.stderr.read()
+        run.stderr.close()
+    assert [row["case_no"] for row in results.read_rows(study.path())] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("file", ["/dev/full", "/dev/null/progress"])

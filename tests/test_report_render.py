@@ -15,11 +15,11 @@ import pandas as pd
 import pytest
 import typst
 
+from measure.recording.files import WriteError
 from press import display
 from press.pages import ReportError
 from press.pages.paper import Section
 from press.render import render
-from press.running.products import WriteError
 from printed import printed as printed_by_typst
 from report_sample import (
     code,

@@ -1,18 +1,25 @@
 """Rows on disk: nothing recorded is lost, nothing is measured twice, and damage is told plainly."""
 
+import contextlib
 import dataclasses
+import errno
+import fcntl
 import json
 import multiprocessing
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fusedlib.bench import machine
 from measure.recording import results
+from measure.recording.files import WriteError, write_whole
 from measure.recording.jsonl import TornLineWarning, append_object, read_objects
 from measure.recording.results import Recorder, ResultsError
 from played_clock import PlayedClock
+from processes import wait_for
 
 CASE = {"model": "small", "process": 1}
 
@@ -99,11 +106,50 @@ def test_torn_last_line_is_dropped_with_a_warning_and_measured_again(tmp_path):
     assert [r["median_ms"] for r in results.read_rows(path)] == [1.0, 2.0]
 
 
-def test_whole_last_line_without_its_end_is_kept(tmp_path):
+EDITED = {  # how a file ends, and what of it is torn
+    "no end": (b'{"a": 1}\n{"a": 2}', b""),
+    "CRLF": (b'{"a": 1}\r\n{"a": 2}\r\n', b""),
+    "CRLF, no end": (b'{"a": 1}\r\n{"a": 2}', b""),
+    "CR": (b'{"a": 1}\r{"a": 2}\r', b""),
+    "CR, no end": (b'{"a": 1}\r{"a": 2}', b""),
+    "blanks": (b'{"a": 1}\n{"a": 2}\n  ', b""),
+    "torn": (b'{"a": 1}\n{"a": 2}\n{"a": ', b'{"a": '),
+    "torn after CR": (b'{"a": 1}\r{"a": 2}\r{"a": ', b'{"a": '),
+    "nul bytes after a power cut": (b'{"a": 1}\n{"a": 2}\n\0\0\0', b"\0\0\0"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::measure.recording.jsonl.TornLineWarning")
+@pytest.mark.parametrize("edited", EDITED)
+def test_no_row_of_a_file_that_somebody_edited_is_lost(tmp_path, edited):
+    content, torn = EDITED[edited]
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"a": 1}')
-    append_object(path, {"a": 2})
-    assert read_objects(path) == [{"a": 1}, {"a": 2}]
+    path.write_bytes(content)
+    assert [row["a"] for row in read_objects(path)] == [1, 2]
+    append_object(path, {"a": 3})
+    assert [row["a"] for row in read_objects(path)] == [1, 2, 3]
+    beside = [other.read_bytes() for other in tmp_path.iterdir() if other != path]
+    assert beside == ([torn] if torn else [])
+
+
+@pytest.mark.filterwarnings("ignore::measure.recording.jsonl.TornLineWarning")
+def test_each_torn_line_is_kept(tmp_path):
+    path, torn = tmp_path / "rows.jsonl", [b"{", b'{"a"']
+    for piece in torn:
+        with path.open("ab") as file:
+            file.write(piece)
+        append_object(path, {"a": 1})
+    kept = sorted(other.read_bytes() for other in tmp_path.iterdir() if other != path)
+    assert kept == torn and len(read_objects(path)) == 2
+
+
+def test_what_is_no_line_of_ours_is_left_to_people(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('[{"a":1},{"a":2}]')  # as pandas' to_json writes them
+    append_object(path, {"a": 3})
+    with pytest.raises(ResultsError, match="line 1 is not a JSON object"):
+        read_objects(path)
+    assert path.read_text() == '[{"a":1},{"a":2}]\n{"a": 3}\n'
 
 
 def test_half_written_row_is_taken_back(tmp_path, monkeypatch):
@@ -135,6 +181,174 @@ def test_two_processes_at_once_do_not_interleave(tmp_path):
     assert len(rows) == 80
     for writer in (1, 2):
         assert [r["i"] for r in rows if r["writer"] == writer] == list(range(40))
+
+
+# --- files that are rewritten --------------------------------------------------------------------
+
+
+def test_a_full_disk_leaves_the_old_file_whole(tmp_path, monkeypatch):
+    path = write_whole(tmp_path / "copy.ipynb", "old")
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(WriteError, match=r"cannot write .*No space left.*Make room"):
+        write_whole(path, b"new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def _describe_often(tmp_path: Path) -> None:
+    for number in range(10**9):
+        recorder(tmp_path, **at(f"{number:040}")).append(CASE | {"process": number})
+
+
+def test_a_recording_can_be_read_while_runs_begin_and_after_one_is_killed(tmp_path):
+    own = recorder(tmp_path)
+    own.append(CASE)
+    for _ in range(5):
+        run = multiprocessing.Process(target=_describe_often, args=(tmp_path,), daemon=True)
+        run.start()
+        for _ in range(100):
+            assert results.Recording.read(own.path.parent).runs
+        run.kill()
+        run.join()
+        recorder(tmp_path, **at("f" * 40)).append(CASE)
+    assert results.Recording.read(own.path.parent).runs[-1]["commit"] == "f" * 40
+
+
+def _on_a_full_disk(tmp_path: Path) -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+    with pytest.raises(ResultsError, match="File too large.*make room"):
+        recorder(tmp_path, **at("b" * 40)).append(CASE)
+
+
+def test_a_recording_outlives_a_disk_without_room_for_another_run(tmp_path):
+    recorder(tmp_path, **at("a" * 40)).append(CASE)
+    run = multiprocessing.Process(target=_on_a_full_disk, args=(tmp_path,), daemon=True)
+    run.start()
+    run.join(60)
+    assert run.exitcode == 0
+    [one] = results.recordings(tmp_path)
+    assert one.commits == ["a" * 7]
+    assert {path.name for path in one.folder.iterdir()} == {"01_x.jsonl", "machine.json"}
+
+
+# --- one run at a time ---------------------------------------------------------------------------
+
+CASES = [CASE | {"process": n} for n in range(4)]
+
+
+def _sweep(tmp_path: Path, hold: Callable[[Path], object], fresh: bool = False) -> None:
+    """Measure all cases, the second of which takes as long as `hold`."""
+
+    def measure(case):
+        began = time.time()
+        if case["process"] == 1:
+            hold(tmp_path)
+        return {"began_s": began, "ended_s": time.time(), "pid": os.getpid()}
+
+    with (tmp_path / f"{os.getpid()}.txt").open("w") as out, contextlib.redirect_stdout(out):
+        recorder(tmp_path, fresh=fresh).sweep(CASES, measure)
+
+
+def waiting(tmp_path: Path) -> list[str]:
+    """What the runs say that have waited."""
+    said = [path.read_text() for path in tmp_path.glob("*.txt")]
+    return [text for text in said if "waits for" in text]
+
+
+def until_another_waits(tmp_path: Path) -> None:
+    wait_for(lambda: waiting(tmp_path), 30)
+
+
+def started(*arguments, **options) -> multiprocessing.Process:
+    process = multiprocessing.Process(target=_sweep, args=arguments, kwargs=options, daemon=True)
+    process.start()
+    return process
+
+
+def test_of_two_runs_at_once_one_waits_and_measures_what_is_left(tmp_path):
+    runs = [started(tmp_path, until_another_waits) for _ in range(2)]
+    for run in runs:
+        run.join(60)
+    rows = results.read_rows(recorder(tmp_path).path)
+    assert [row["process"] for row in rows] == [0, 1, 2, 3]
+    [first] = {row["pid"] for row in rows}
+    [told] = waiting(tmp_path)
+    assert told.count("waits for") == 1 and f"process {first} on" in told
+
+
+def test_two_runs_that_measure_all_anew_do_it_one_after_the_other(tmp_path):
+    for run in [started(tmp_path, until_another_waits, fresh=True) for _ in range(2)]:
+        run.join(60)
+    rows = recorder(tmp_path).rows().sort_values("began_s")
+    assert len(rows) == 2 * len(CASES) and rows["recording"].nunique() == 2
+    assert (rows["began_s"].iloc[1:].to_numpy() >= rows["ended_s"].iloc[:-1].to_numpy()).all()
+
+
+def test_who_waits_for_a_run_that_is_killed_goes_on_with_its_cases(tmp_path):
+    killed = started(tmp_path, lambda _: time.sleep(600))
+    path = recorder(tmp_path).path
+    wait_for(path.exists, 60)
+    other = started(tmp_path, lambda _: None)
+    wait_for(lambda: waiting(tmp_path), 60)
+    killed.kill()
+    other.join(60)
+    rows = results.read_rows(path)
+    assert [row["process"] for row in rows] == [0, 1, 2, 3]
+    assert [row["pid"] for row in rows] == [killed.pid, *[other.pid] * 3]
+
+
+@pytest.fixture
+def taken(tmp_path):
+    """Another run has its turn on this machine."""
+    folder = recorder(tmp_path).path.parents[1]
+    folder.mkdir(parents=True)
+    with (folder / results.LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def test_nobody_waits_who_has_nothing_to_measure(tmp_path, capsys):
+    recorder(tmp_path).append(CASE)
+    with (recorder(tmp_path).path.parents[1] / results.LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        recorder(tmp_path).sweep([CASE], lambda case: {})
+    assert "1 unchanged rows kept" in capsys.readouterr().out
+
+
+def test_nobody_waits_longer_than_its_time(tmp_path, taken, capsys):
+    own = recorder(tmp_path, until=time.time() + 0.3)
+    own.sweep([CASE], lambda case: {"median_ms": 1.0})
+    assert "waits for another run" in capsys.readouterr().out
+    assert not own.path.exists()
+
+
+def test_what_a_measurement_starts_does_not_wait_for_it(tmp_path):
+    def measure(case):
+        inner = started(tmp_path, lambda _: None)
+        inner.join(60)
+        recorder(tmp_path, study="02_y").sweep([CASE], lambda case: {"median_ms": 1.0})
+        return {"exitcode": inner.exitcode}
+
+    recorder(tmp_path, study="03_z").sweep([CASE], measure)
+    assert recorder(tmp_path, study="03_z").rows()["exitcode"].tolist() == [0]
+    assert len(recorder(tmp_path).rows()) == len(CASES)
+    assert len(recorder(tmp_path, study="02_y").rows()) == 1
+
+
+def test_a_file_system_without_locks_is_told_and_measured_on(tmp_path, monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    recorder(tmp_path).sweep(CASES, lambda case: {"median_ms": 1.0})
+    assert len(recorder(tmp_path).rows()) == len(CASES)
+    assert "cannot be locked" in capsys.readouterr().out
 
 
 # --- recordings ----------------------------------------------------------------------------------

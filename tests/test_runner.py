@@ -1,6 +1,5 @@
 """The runner on tiny notebooks, one for each way that a run can go."""
 
-import errno
 import io
 import json
 import os
@@ -14,6 +13,7 @@ import pytest
 
 import tiny_study
 from measure.recording import paths, results
+from measure.recording.progress import tell
 from press.running import config, fingerprint, kernel, monitor, products, runner
 
 NOTEBOOKS = tiny_study.folder()
@@ -268,16 +268,7 @@ def test_a_torn_progress_file_shows_nothing(tmp_path, torn):
     assert monitor.last_case(tmp_path / "progress") == ""
 
 
-def test_a_full_disk_leaves_the_old_file_whole(tmp_path, monkeypatch):
-    path = tmp_path / "copy.ipynb"
-    products.write_whole(path, "old")
-
-    def full(self, *_, **__):
-        self.touch()
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(products.WriteError, match=r"cannot write .*No space left.*Make room"):
-        products.write_whole(path, b"new")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
+def test_who_waits_for_another_run_is_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("FUSEDLIB_PROGRESS", str(tmp_path / "progress"))
+    tell("05_warmup", "waits for process 12 on here")
+    assert monitor.last_case(tmp_path / "progress") == "waits for process 12 on here"

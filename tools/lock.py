@@ -9,6 +9,7 @@ installs on the newer ones. Each `--also PYTHON` adds the packages that only tha
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -92,7 +93,9 @@ def main() -> None:
             pip = new_pip(python, folder / f"also-{number}")
             lines = resolved(pip, constraints, wanted, folder / "report.json") | lines
     text = "\n".join(sorted(lines.values(), key=str.lower))
-    options.out.write_text(f"{HEADER}{text}\n", encoding="utf-8")
+    unfinished = options.out.with_name(f".{options.out.name}.{os.getpid()}")
+    unfinished.write_text(f"{HEADER}{text}\n", encoding="utf-8")
+    unfinished.replace(options.out)
     print(f"{options.out}: {len(lines)} pins")
 
 

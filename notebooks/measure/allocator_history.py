@@ -25,6 +25,7 @@ import torch
 from fusedlib.bench.attempt import Unavailable
 from measure.profiler import profiling
 from measure.recording import paths
+from measure.recording.files import write_whole
 
 CATEGORIES = (
     "weights", "gradients", "optimizer", "activations", "casts", "other", "temporaries",
@@ -71,9 +72,7 @@ class Watch:
 
     def save(self, path: Path) -> int:
         """Write CUDA's snapshot as a pickle; its size in bytes."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(pickle.dumps(self.snapshot))
-        return path.stat().st_size
+        return write_whole(path, pickle.dumps(self.snapshot)).stat().st_size
 
 
 @contextmanager

@@ -22,13 +22,14 @@ import typer
 from typer.core import TyperGroup
 
 from measure.recording import paths
+from measure.recording.files import WriteError, write_whole
 from measure.recording.results import ResultsError
 from measure.study import SizesError
 from press.pages import ReportError
 from press.running import config as configs
 from press.running import products
 from press.running.config import Config, ConfigError
-from press.running.products import WriteError, check_writable, copy_path, write_whole
+from press.running.products import check_writable, copy_path
 
 _EXPECTED = ConfigError, ReportError, ResultsError, SizesError, WriteError, PermissionError
 

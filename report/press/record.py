@@ -5,12 +5,12 @@ resumed, at the same commit on the same type of card, over as many half hours as
 """
 
 import io
-import json
 import math
 import statistics
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -23,12 +23,12 @@ import pandas as pd
 from fusedlib.bench import machine as machines
 from measure import study as studies
 from measure.recording import paths, provenance, results
+from measure.recording.files import write_whole
 from measure.recording.results import Recording
 from press import replay
 from press.analysis import NoRowsError
 from press.claims import Claim
 from press.running.config import Config, ConfigError
-from press.running.products import write_whole
 from press.variables import environment
 
 STUDY_S = 20.0
@@ -211,17 +211,18 @@ def record(
     """
     folder = paths.results_dir() / machines.key() / name
     until, failed = time.time() + 60 * minutes, False
-    listed = paths.build_dir() / "record" / "cases.txt"
-    write_whole(listed, "\n".join(case for unit in chosen for case in unit.cases))
-    for study in dict.fromkeys(unit.study for unit in chosen):
-        if time.time() > until:
-            break
-        try:
-            with environment({results.RECORDING: name, "FRESH": None}):
-                failed |= run(study, listed.absolute(), until)
-        finally:  # also of a study that is interrupted
-            if packed is not None and folder.exists():
-                print(f"packed {pack(folder, packed)}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="fusedlib-record-") as own:
+        listed = Path(own) / "cases.txt"
+        listed.write_text("\n".join(case for unit in chosen for case in unit.cases))
+        for study in dict.fromkeys(unit.study for unit in chosen):
+            if time.time() > until:
+                break
+            try:
+                with environment({results.RECORDING: name, "FRESH": None}):
+                    failed |= run(study, listed, until)
+            finally:  # also of a study that is interrupted
+                if packed is not None and folder.exists():
+                    print(f"packed {pack(folder, packed)}", flush=True)
     return failed
 
 
@@ -246,7 +247,4 @@ def pack(folder: Path, target: Path) -> Path:
 def carry(config: Config) -> Path:
     """Write commit, hashes and plan beside the code, for a machine that has no git."""
     check_clean()
-    path = provenance.pack()
-    content = json.loads(path.read_text(encoding="utf-8"))
-    content[UNITS] = [asdict(unit) for unit in units(config)]
-    return write_whole(path, json.dumps(content, separators=(",", ":")) + "\n")
+    return provenance.pack(**{UNITS: [asdict(unit) for unit in units(config)]})

@@ -6,6 +6,7 @@ from pathlib import Path
 import nbformat
 
 from measure.recording import paths
+from measure.recording.files import write_whole
 from press.pages import ReportError
 from press.pages.exporters import FusedlibHTMLExporter, FusedlibPDFExporter
 from press.pages.outputs import APPENDIX, PAPER, shown
@@ -13,7 +14,7 @@ from press.pages.paper import Section, combined
 from press.pages.slides import FusedlibSlidesExporter, FusedlibSlidesPDFExporter
 from press.running import config
 from press.running.config import Config
-from press.running.products import copy_path, read_metadata, write_whole
+from press.running.products import copy_path, read_metadata
 from press.style import GROUND, INK, PAPER_INK
 
 FIGURES = paths.ROOT / "figures"

@@ -16,10 +16,11 @@ import nbformat
 
 from fusedlib.bench.machine import NAME
 from measure.recording import results
+from measure.recording.files import write_whole
 from press import claims, display
 from press.claims import Claim
 from press.running.config import FRAME, STATIC, Config, Study
-from press.running.products import METADATA, copy_path, write_whole
+from press.running.products import METADATA, copy_path
 from press.variables import environment
 
 LIVE = "live"

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from measure.profiler import profiling
+from measure.recording.files import write_whole
 
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCH = ("cuda_runtime", "cuda_driver")
@@ -90,8 +91,7 @@ def record(
         profile.export_chrome_trace(str(path))
         document = path.read_bytes()
     if keep is not None:
-        keep.parent.mkdir(parents=True, exist_ok=True)
-        keep.write_bytes(gzip.compress(document, 5))
+        write_whole(keep, gzip.compress(document, 5))
     return parse(json.loads(document)["traceEvents"])
 
 

@@ -5,8 +5,12 @@ import fcntl
 import json
 import os
 import warnings
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
+
+from measure.recording.files import lock, write_whole
 
 
 class ResultsError(RuntimeError):
@@ -14,23 +18,40 @@ class ResultsError(RuntimeError):
 
 
 class TornLineWarning(UserWarning):
-    """The last line of a results file was cut off by a kill or a full disk and is dropped."""
+    """The last line of a results file was cut off by a kill or a full disk and is left out."""
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system refuses while the block writes becomes a ResultsError that says what to do.
+
+    Raises:
+        ResultsError: folder not writable, disk full.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ResultsError(
+            f"cannot write to {path}: {error.strerror or error}. Rows written so far are kept; "
+            "make room or set FUSEDLIB_RESULTS to a folder you may write to, then run again: "
+            "only what is missing is measured."
+        ) from error
 
 
 def append_object(path: Path, row: dict[str, Any]) -> None:
     """Append one object as a line, whole or not at all, flushed to disk.
 
     Writers in several processes take turns by a lock on the file. A torn last line left by a
-    killed writer is cut off first, so that the new line does not continue it.
+    killed writer is first moved into a file beside, so that the new line does not continue it.
 
     Raises:
         ResultsError: folder not writable, disk full; the file then is as it was.
     """
     data = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode()
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b", buffering=0) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file)
             end = _mend_end(file, path)
             try:
                 _write_all(file, data)
@@ -39,12 +60,6 @@ def append_object(path: Path, row: dict[str, Any]) -> None:
                 with contextlib.suppress(OSError):
                     file.truncate(end)
                 raise
-    except OSError as error:
-        raise ResultsError(
-            f"cannot write to {path}: {error.strerror or error}. Rows written so far are kept; "
-            "make room or set FUSEDLIB_RESULTS to a folder you may write to, then run again: "
-            "only what is missing is measured."
-        ) from error
 
 
 def _write_all(file: IO[bytes], data: bytes) -> None:
@@ -54,45 +69,48 @@ def _write_all(file: IO[bytes], data: bytes) -> None:
 
 
 def _mend_end(file: IO[bytes], path: Path) -> int:
-    """Position to append at; a torn last line is cut off, one that only lacks its end is ended."""
-    size = file.seek(0, os.SEEK_END)
-    if size == 0:
-        return 0
+    """Position to append at, after a line's end.
+
+    A last line that lacks its end gets it, unless it is torn: then it moves into a file beside.
+    """
     file.seek(0)
-    content = file.read(size)
-    if content.endswith(b"\n"):
-        return size
-    start = content.rfind(b"\n") + 1
-    if _parse(content[start:]) is not None:
-        _write_all(file, b"\n")
-        return size + 1
-    _warn_torn(path, content[start:])
+    content = file.read()
+    last = b"".join(content.splitlines(keepends=True)[-1:])
+    if last.endswith((b"\n", b"\r")) or not last:
+        return len(content)
+    if not _is_torn(last):
+        return len(content) + file.write(b"\n")
+    names = (path.with_name(f"{path.name}.torn-{n}") for n in count(1))
+    beside = write_whole(next(name for name in names if not name.exists()), last)
+    _warn_torn(path, last, f"it is kept in {beside.name}")
+    start = len(content) - len(last)
     file.truncate(start)
     return start
 
 
 def read_objects(path: Path) -> list[dict[str, Any]]:
-    """All objects of the file; a torn last line is dropped with a `TornLineWarning`.
+    """All objects of the file; a torn last line is left out with a `TornLineWarning`.
 
     Raises:
-        ResultsError: the file cannot be read, or a line before the last is not a JSON object.
+        ResultsError: the file cannot be read, or a line that is not torn is not a JSON object.
     """
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            lock(file, fcntl.LOCK_SH)  # else the line that is just being written seems torn
+            content = file.read()
     except OSError as error:
         raise ResultsError(f"cannot read {path}: {error.strerror or error}") from error
-    lines = content.split(b"\n")
     objects = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(content.splitlines(keepends=True), 1):
         if not line.strip():
             continue
         value = _parse(line)
         if value is not None:
             objects.append(value)
-        elif number == len(lines):
-            _warn_torn(path, line)
+        elif _is_torn(line):
+            _warn_torn(path, line, "it is left out")
         else:
-            start = line[:60].decode(errors="replace")
+            start = line.strip()[:60].decode(errors="replace")
             raise ResultsError(
                 f"{path}, line {number} is not a JSON object: {start!r}. "
                 "Nothing was changed. Mend or remove that line, or restore the file from git."
@@ -108,10 +126,21 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _warn_torn(path: Path, line: bytes) -> None:
+def _is_torn(line: bytes) -> bool:
+    """Whether a line was cut off: it has no end, and is no JSON of any kind."""
+    if line.endswith((b"\n", b"\r")) or not line.strip():
+        return False
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False
+
+
+def _warn_torn(path: Path, line: bytes, what: str) -> None:
     warnings.warn(
         f"{path}: the last line was cut off after {len(line)} bytes (a killed run or a full disk); "
-        "it is dropped and its case will be measured again",
+        f"{what}, and its case will be measured again",
         TornLineWarning,
         stacklevel=3,
     )

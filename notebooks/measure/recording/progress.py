@@ -37,10 +37,22 @@ class Progress:
         self._write()
 
     def _write(self) -> None:
-        # What is shown is worth less than what is measured: a full /tmp must not end a sweep.
         if self._file is not None:
-            with suppress(OSError), Path(self._file).open("a") as file:
-                file.write(json.dumps(self._line) + "\n")
+            _append(self._file, self._line)
+
+
+def _append(name: str, line: dict[str, Any]) -> None:
+    # What is shown is worth less than what is measured: a full /tmp must not end a sweep.
+    with suppress(OSError), Path(name).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def tell(study: str, text: str) -> None:
+    """Say what a study is at while it measures no case: to people, or to the runner."""
+    if file := os.environ.get(FILE):
+        _append(file, {"study": study, "case": text, "done": 0, "total": 0})
+    else:
+        print(f"{study}: {text}", flush=True)
 
 
 @contextmanager

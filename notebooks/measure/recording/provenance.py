@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from measure.recording import paths
+from measure.recording.files import write_whole
 
 PACKED = "code.json"
 CODE = ("fusedlib", "notebooks")  # `report` measures nothing
@@ -77,12 +78,10 @@ def differing(then: Mapping[str, str]) -> list[str]:
     return sorted([*new, *left])
 
 
-def pack() -> Path:
-    """Write commit and hashes beside the code, for a machine without git; returns the file."""
-    path = paths.ROOT / PACKED
-    content = {"commit": commit()[0], "files": files()}
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    return path
+def pack(**more: Any) -> Path:
+    """Write commit, hashes and more beside the code, for a machine without git; the file."""
+    content = {"commit": commit()[0], "files": files(), **more}
+    return write_whole(paths.ROOT / PACKED, json.dumps(content, separators=(",", ":")) + "\n")
 
 
 def _status() -> str | None:

@@ -9,13 +9,14 @@ hash of each file of code. A row's run is the last that began before it was meas
 data: what lies in the folder counts, whatever became of the code since.
 
 A machine's folder that holds a `.gitignore` is a visitor's; all others are part of the repository.
+Its file `.measuring` says who is measuring there now: one run at a time does.
 """
 
-import fcntl
 import hashlib
 import json
 import math
 import os
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
@@ -31,8 +32,16 @@ from fusedlib.bench import machine as machines
 from fusedlib.bench.attempt import STATUSES
 from fusedlib.bench.cases import Case, Row, differing, label
 from measure.recording import paths, provenance
-from measure.recording.jsonl import ResultsError, TornLineWarning, append_object, read_objects
+from measure.recording.files import write_whole
+from measure.recording.jsonl import (
+    ResultsError,
+    TornLineWarning,
+    append_object,
+    read_objects,
+    writing,
+)
 from measure.recording.progress import progress
+from measure.recording.turns import turn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,6 +58,7 @@ DESCRIPTION = "machine.json"
 ASSEMBLED = "assembled"
 """Name of a recording that was put together from several runs, none of which had all cases."""
 RECORDING = "FUSEDLIB_RECORDING"
+LOCK = ".measuring"
 
 REPLAYED: ContextVar[str] = ContextVar("REPLAYED", default="")
 """Set while cells run over the rows there are, and measure nothing: "all" of them, or those that
@@ -207,6 +217,9 @@ class Recorder:
     machine and profile that has rows of the study, else into the newest one; with `fresh`, and
     where there is none, into a new one named by the day.
 
+    While another run measures on this machine, this one waits, and says so; then it measures what
+    that one has left.
+
     Args:
         fresh: measure everything anew; by default when `$FRESH` is set to anything but 0.
         only: ids of the cases that are measured; by default all.
@@ -229,13 +242,18 @@ class Recorder:
         if self.fresh is None:
             self.fresh = os.environ.get("FRESH", "0") not in ("", "0")
         self._folder = (self.directory or paths.results_dir()) / self.machine.key
-        self.recording = os.environ.get(RECORDING) or self._chosen()
-        self.path = self._folder / self.recording / f"{self.study}.jsonl"
-        rows = read_rows(self.path) if self.path.exists() else []
-        self._newest = {row["case"]: row for row in rows}
         self._pending: dict[str, Case] = {}
         self._described = False
         self._clock = time.monotonic()
+        self._look()
+
+    def _look(self) -> None:
+        """Choose the recording, until something was written or kept there, and read its rows."""
+        if not (self.measured or self.skipped):
+            self.recording = os.environ.get(RECORDING) or self._chosen()
+            self.path = self._folder / self.recording / f"{self.study}.jsonl"
+        rows = read_rows(self.path) if self.path.exists() else []
+        self._newest = {row["case"]: row for row in rows}
 
     def _chosen(self) -> str:
         """The recording that a stopped or repeated run goes on with, or a new one."""
@@ -341,8 +359,7 @@ class Recorder:
         """
         from fusedlib.bench.race import race
 
-        if not REPLAYED.get():
-            self.record(race(spec, cases, skip=self.has))
+        self._measure(cases, lambda todo: race(spec, todo, skip=self.has))
 
     def sweep(
         self, cases: Iterable[Case], measure: Callable[[Case], dict[str, Any]]
@@ -350,8 +367,20 @@ class Recorder:
         """Measure the cases that the recording lacks; none while rows are replayed."""
         from fusedlib.bench.sweep import sweep
 
-        if not REPLAYED.get():
-            self.record(sweep(cases, measure, skip=self.has))
+        self._measure(cases, lambda todo: sweep(todo, measure, skip=self.has))
+
+    def _measure(
+        self, cases: Iterable[Case], rows: Callable[[list[Case]], Generator[Row, None, None]]
+    ) -> None:
+        if REPLAYED.get():
+            return
+        asked = list(cases)
+        if not self.missing(asked):
+            self.record(rows(asked))
+            return
+        with turn_on(self._folder, self.study, self.is_over):
+            self._look()  # another run may have measured them meanwhile
+            self.record(rows(asked))
 
     def record(self, rows: Generator[Row, None, None]) -> None:
         """Write each row as it comes, show how far it is, and say at the end what was done.
@@ -442,40 +471,61 @@ class Recorder:
 def describe(folder: Path, profile: str, run: Mapping[str, Any]) -> None:
     """Note in a recording's `machine.json` that a run on this machine writes rows from now on.
 
-    A run at the commit and in the environment of the one before goes on with it. The folder of a
-    machine that nobody named gets a `.gitignore`: it is a visitor's, and no part of the repository.
+    A run at the commit and in the environment of the one before goes on with it.
 
     Raises:
         ResultsError: the folder cannot be written, or its recording has another profile.
     """
     path = folder / DESCRIPTION
-    try:
-        if not folder.parent.exists() and not os.environ.get(machines.NAME):
-            folder.parent.mkdir(parents=True)
-            (folder.parent / ".gitignore").write_text("*\n")
-        folder.mkdir(parents=True, exist_ok=True)
-        with path.open("a+", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            written = json.loads(file.read() or "{}")
-            if written.get("profile", profile) != profile:
-                raise ResultsError(
-                    f"{path.parent} is a recording of the profile {written['profile']}, not "
-                    f"{profile}; give another name with FUSEDLIB_RECORDING"
-                )
-            runs = written.get("runs", [])
-            alike = ("environment", "commit", "dirty", "host", "boot_id", "gpu_uuid")
-            if runs and all(runs[-1].get(name) == run[name] for name in alike):
-                return
-            shared = {"schema": SCHEMA, "profile": profile, "runs": [*runs, run]}
-            file.truncate(0)
-            json.dump(shared | {"files": provenance.files()}, file, indent=1, ensure_ascii=False)
-            file.write("\n")
-    except OSError as error:
-        raise ResultsError(
-            f"cannot write to {path}: {error.strerror or error}. Make room or set FUSEDLIB_RESULTS "
-            "to a folder you may write to, then run again."
-        ) from error
+    with turn_on(folder.parent, folder.name):
+        before = Recording.read(folder) if path.exists() else None
+        if before and before.profile != profile:
+            raise ResultsError(
+                f"{folder} is a recording of the profile {before.profile}, not {profile}; give "
+                "another name with FUSEDLIB_RECORDING"
+            )
+        runs = before.runs if before else ()
+        alike = ("environment", "commit", "dirty", "host", "boot_id", "gpu_uuid")
+        if runs and all(runs[-1].get(name) == run[name] for name in alike):
+            return
+        shared = {"schema": SCHEMA, "profile": profile, "runs": [*runs, run]}
+        shared["files"] = provenance.files()
+        with writing(path):
+            write_whole(path, json.dumps(shared, indent=1, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def turn_on(
+    machine: Path, study: str, is_over: Callable[[], bool] = lambda: False
+) -> Iterator[None]:  # fmt: skip
+    """The turn of a study on the machine of this folder, which is made where there is none.
+
+    Raises:
+        ResultsError: the folder cannot be written.
+    """
+    with writing(machine):
+        _make(machine)
+    with turn(machine / LOCK, study, is_over):
+        yield
+
+
+def _make(machine: Path) -> None:
+    """Make a machine's folder. That of one that nobody named gets a `.gitignore` with it: it is a
+    visitor's, and no part of the repository.
+    """
+    if machine.exists():
+        return
+    machine.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=machine.parent) as unfinished:
+        made = Path(unfinished) / machine.name
+        made.mkdir()
+        if not os.environ.get(machines.NAME):
+            (made / ".gitignore").write_text("*\n")
+        try:
+            made.rename(machine)
+        except OSError:
+            if not machine.exists():  # else another run was first
+                raise
 
 
 def plain(value: Any) -> Any:

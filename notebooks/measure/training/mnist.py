@@ -7,13 +7,12 @@ four arrays must have the SHA-256 below. It is kept as `mnist.npz`, once for all
 
 import gzip
 import hashlib
-import os
+import io
 import pickle
 import subprocess
 import sys
 import tempfile
 import zipfile
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from fusedlib.bench.attempt import Unavailable
 from measure.recording import paths
+from measure.recording.files import write_whole
 
 Arrays = dict[str, NDArray[np.uint8]]
 
@@ -171,13 +171,9 @@ def _advice(folder: Path, error: Exception) -> str:
 
 def _keep(arrays: Arrays, folder: Path) -> None:
     """Write `mnist.npz` whole or not at all; a folder that cannot be written costs only time."""
-    unfinished = folder / f".{CACHE}.{os.getpid()}"
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        unfinished.replace(folder / CACHE)
+        write_whole(folder / CACHE, content.getvalue())
     except OSError as error:
-        with suppress(OSError):
-            unfinished.unlink()
         print(f"MNIST is not kept: {folder}: {error.strerror or error}", file=sys.stderr)

@@ -72,6 +72,7 @@ def last_case(path: Path) -> str:
     """The newest complete line of a sweep's progress file, for people; empty without one."""
     try:
         line = json.loads(path.read_bytes().rpartition(b"\n")[0].rpartition(b"\n")[2])
-        return f"case {min(line['done'] + 1, line['total'])}/{line['total']} {line['case']}"
+        number, total = min(line["done"] + 1, line["total"]), line["total"]
+        return f"case {number}/{total} {line['case']}" if total else str(line["case"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""

@@ -1,19 +1,14 @@
-"""Files that the study makes: executed copies, written whole or not at all."""
+"""Executed copies of notebooks: where they lie, and what the runner notes in them."""
 
-import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from measure.recording import paths
+from measure.recording.files import write_whole
 
 # Under this key of a copy's metadata stands what the runner notes about the run.
 METADATA = "fusedlib"
-
-
-class WriteError(OSError):
-    """A product could not be written; the message names it, the reason and what to do."""
 
 
 def copy_path(name: str, build: Path | None = None) -> Path:
@@ -28,23 +23,6 @@ def read_metadata(copy: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     return metadata if isinstance(metadata, dict) else {}
-
-
-def write_whole(path: Path, content: str | bytes) -> Path:
-    """Write a file whole or not at all: neither a reader nor a full disk leaves half of it."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
-        unfinished.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        raise WriteError(
-            f"cannot write {path}: {error.strerror or error}. Make room or choose another folder: "
-            "FUSEDLIB_BUILD is for products, FUSEDLIB_RESULTS for rows"
-        ) from error
-    return path
 
 
 def check_writable(folder: Path) -> None:

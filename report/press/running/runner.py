@@ -19,12 +19,13 @@ from papermill.exceptions import PapermillExecutionError
 from papermill.execute import remove_error_markers
 
 from measure.recording import paths, results
+from measure.recording.files import write_whole
 from measure.recording.progress import FILE as PROGRESS
 from press import replay
 from press.running import fingerprint, kernel, parameters
 from press.running.config import FRAME, STATIC, Study
 from press.running.monitor import Monitor
-from press.running.products import METADATA, check_writable, copy_path, read_metadata, write_whole
+from press.running.products import METADATA, check_writable, copy_path, read_metadata
 from press.variables import environment
 
 _PYTHON = {"kernel_name": "python3", "language": "python"}
