@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from fusedlib.launch.device import MIN_CAPABILITY, has_kernels
+from fusedlib.launch.device import INTERPRETED, MIN_CAPABILITY, has_kernels
 from fusedlib.ops.fused_class import (
     LINEAR_FORWARDS,
     Fused,
@@ -210,6 +210,8 @@ def why_plain(parameters: Iterable[Tensor]) -> str | None:
         return None
     if find_spec("triton") is None:
         return "triton is not installed"
+    if INTERPRETED:
+        return "Triton's interpreter is switched on, TRITON_INTERPRET, and runs them on a CPU alone"
     kinds = ", ".join(sorted({d.type for d in devices}))
     if kinds != "cuda":
         return f"it lies on {kinds}, the kernels are for NVIDIA GPUs"
