@@ -167,6 +167,9 @@ def test_leaves_kept_graphs_and_hooks_of_saved_tensors_are_seen():
     assert kept == [True, False] and internals.saved_tensor_hooks(False) is None
     with graph.saved_tensors_hooks(lambda t: t, lambda t: t):
         assert internals.saved_tensor_hooks(False) is not None
+    assert internals.keeps_by_hooks()
+    with graph.disable_saved_tensors_hooks("no"):
+        assert not internals.keeps_by_hooks()
 
 
 def test_an_asynchronous_assertion_fails_on_what_is_false():
