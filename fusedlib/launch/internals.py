@@ -111,7 +111,7 @@ retains_graph = torch._C._autograd._get_current_graph_task_keep_graph
 # The hooks set by `torch.autograd.graph.saved_tensors_hooks`, or None. Called with False.
 saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 # False where such hooks raise: in most transforms of torch.func, and where somebody disabled them.
-keeps_by_hooks = torch._C._autograd._saved_tensors_hooks_is_enabled
+keeps_by_hooks = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
 assert_async = torch._assert_async  # fails on the device, without waiting for it
 version_of = attrgetter("_version")  # how often a tensor was changed in place
 base_of = attrgetter("_base")  # the tensor that a view is of, or None
