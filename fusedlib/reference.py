@@ -89,7 +89,7 @@ def linear_cross_entropy(
     at_y = by_class[y[:, 0]]
     losses = at_y * ((label_smoothing - 1) * log_p.gather(-1, y)[:, 0] + z_loss * lse.square())
     losses = losses - label_smoothing * (by_class * log_p).mean(-1)
-    weights = valid.to(logits.dtype) if token_weights is None else token_weights * valid
+    weights = valid.to(logits.dtype) if token_weights is None else token_weights.where(valid, 0)
     losses = losses.where(valid, 0) * weights
     if reduction == "none":
         return losses

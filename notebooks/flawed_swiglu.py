@@ -14,7 +14,6 @@ rivals of a task of their own, and lie beside their notebook, so that `fusedlib`
 from __future__ import annotations
 
 import importlib
-import os
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -26,11 +25,10 @@ from torch.nn.functional import linear, silu
 
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.rivals import Workload, rival
+from fusedlib.launch.device import INTERPRETED
 from measure.anatomy import BLOCK, TASK, block_of
 from measure.mlp_problem import Inputs
 
-# Triton's interpreter runs the kernels on the CPU: for tests.
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 kernels: Any = importlib.import_module("flawed_kernels") if find_spec("triton") else None
 
 

@@ -257,7 +257,8 @@ def check_transforms(
 ) -> None:
     """torch.func and forward mode, where a second derivative works too: plain PyTorch runs.
 
-    vmap as well, if a row of the result depends on that of the first operand.
+    vmap as well, if a row of the result depends on that of the first operand. Inference tensors and
+    disabled hooks, for transforms are so inside.
     """
     numbers = tuple(range(len(leaves)))
     plain = tuple(t.detach() for t in leaves.values())
@@ -281,6 +282,11 @@ def check_transforms(
         dual = forward_ad.make_dual(plain[0], step)
         tangent = forward_ad.unpack_dual(loss(dual, *plain[1:])).tangent
     torch.testing.assert_close([pushed, tangent], [along, along], rtol=1e-3, atol=1e-4)
+    with torch.inference_mode():
+        inferred = [t.clone() for t in plain]
+    assert close([positional(*inferred)], [y])
+    with torch.autograd.graph.disable_saved_tensors_hooks("disabled"):
+        assert close(results_of(compute, leaves, upstream), [y, *wanted])
 
 
 def refuses_second_derivatives(compute: Function, leaves: Named) -> None:

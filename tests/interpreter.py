@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,11 @@ import pytest
 import limits
 
 TESTS = Path(__file__).parent
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = False
+if "TRITON_INTERPRET" in os.environ and find_spec("triton") is not None:
+    from triton import knobs
+
+    INTERPRETED = knobs.runtime.interpret
 # Of torch.compile. Inductor compiles C++ around each interpreted kernel, for 10 s a graph.
 BACKEND = "aot_eager" if INTERPRETED else "inductor"
 # Plugins that take a second to import and are used by no file there.

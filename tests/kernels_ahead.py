@@ -225,9 +225,9 @@ def calls_of_loss(arch: int) -> Calls:
             call = partial(kernels.by_token_rows, *shared, 30400, 128255, settings, *upstreams)
             yield f"{dtype} {name} by token, {way}", call
     factor, result = meta(1, dtype=FP32), meta(2**20)
-    yield "scaled in place", partial(kernels.fill_scaled, result, result, factor)
-    source = meta(2**20, dtype=FP32)
-    yield "scaled fp32", partial(kernels.fill_scaled, source, result, factor)
+    yield "scaled in place", partial(kernels.fill_scaled, result, result, factor, factor)
+    source, counts = meta(2**20, dtype=FP32), meta(2**10, dtype=torch.bool)
+    yield "scaled fp32", partial(kernels.fill_scaled, source, result, factor, counts)
 
 
 def calls_of_accumulate(arch: int) -> Calls:

@@ -243,8 +243,9 @@ def check_no_grad_and_inference(device: str) -> None:
 
 
 def check_functional_transforms(device: str) -> None:
-    for pair in PAIRS:
-        gradient_checks.check_transforms(mlp_by_name, *small_by_name(device, pair))
+    for pair, save in product(PAIRS, SAVES):
+        compute = partial(mlp_by_name, save=save)
+        gradient_checks.check_transforms(compute, *small_by_name(device, pair))
 
 
 def check_gradients_of_a_pair_lie_apart(device: str) -> None:

@@ -41,7 +41,7 @@ def losses(rows, vocabulary):
     target, one = meta(rows, dtype=torch.int64), meta()
     operands = logits, target, None, None, one, meta(rows), None
     loss_kernels.cross_entropy_rows(*operands, loss_kernels.Settings(), gradient=True)
-    loss_kernels.fill_scaled(logits, logits, one)
+    loss_kernels.fill_scaled(logits, logits, one, one)
 
 
 def mlps(tokens, hidden, inner):

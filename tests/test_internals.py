@@ -1,7 +1,10 @@
 """Each private name of torch that the library uses still means what the library takes it for."""
 
 import ast
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch.autograd import forward_ad, graph
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import limits
 from fusedlib.launch import internals
 from measure.recording import paths
 
@@ -163,6 +167,9 @@ def test_leaves_kept_graphs_and_hooks_of_saved_tensors_are_seen():
     assert kept == [True, False] and internals.saved_tensor_hooks(False) is None
     with graph.saved_tensors_hooks(lambda t: t, lambda t: t):
         assert internals.saved_tensor_hooks(False) is not None
+    assert internals.keeps_by_hooks()
+    with graph.disable_saved_tensors_hooks("no"):
+        assert not internals.keeps_by_hooks()
 
 
 def test_an_asynchronous_assertion_fails_on_what_is_false():
@@ -186,6 +193,32 @@ def test_the_device_s_index_stream_and_allocator_are_asked_for():
 def test_gluon_s_shared_memory_is_reinterpreted_by_either_name():
     gl = pytest.importorskip("triton.experimental.gluon.language")
     assert callable(internals.reinterpret(gl.shared_memory_descriptor))
+
+
+@pytest.mark.parametrize("value", ["1", "true"])
+def test_a_user_s_interpreter_computes_in_bf16_as_plain_pytorch(value):
+    """By any value that Triton takes; it multiplies bit patterns itself, 1.8e19 for 256."""
+    pytest.importorskip("triton")
+    code = """if True:
+        import torch, fusedlib
+        from fusedlib import reference
+        from fusedlib.launch.device import has_kernels
+        x, gate, up, down = (torch.randn(n, 32).bfloat16() for n in (48, 32, 32, 32))
+        labels = torch.arange(48) % 32
+        for actual, true in (
+            (fusedlib.swiglu_mlp(x, (gate, up), down), reference.swiglu_mlp(x, gate, up, down)),
+            (fusedlib.rms_norm(x, down[0]), reference.rms_norm(x, down[0])),
+            (fusedlib.linear_cross_entropy(x, down, labels),
+             reference.linear_cross_entropy(x, down, labels)),
+        ):
+            torch.testing.assert_close(actual, true, rtol=2e-2, atol=2e-2 * true.abs().max().item())
+        print("kernels" if has_kernels(x.device) else "plain")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"TRITON_INTERPRET": value},
+        capture_output=True, text=True, timeout=limits.PROCESS_S, check=False, cwd=paths.ROOT,
+    )  # fmt: skip
+    assert done.stdout == "kernels\n", done.stdout + done.stderr[-2000:]
 
 
 def test_a_copy_for_data_parallel_is_marked():

@@ -6,8 +6,10 @@ import gc
 import subprocess
 import sys
 import textwrap
+import types
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -475,6 +477,38 @@ def test_nothing_to_learn(device):
     loss, d_hidden, d_weight = step(leaves, target, token_weights=zeros)
     assert loss.isnan() and d_weight.isnan().all()
     assert d_hidden[target != -100].isnan().all() and not d_hidden[target == -100].any()
+
+
+@pytest.mark.plain
+@pytest.mark.parametrize("more", [{}, {**ALL, "token_weights": False}], ids=["plain", "all"])
+@pytest.mark.parametrize(
+    ("name", "weigh"),
+    [*product(("mean", "sum", "none"), ("by ones", "by constants", "by leaves")),
+     ("log_probs", "by ones")],
+)  # fmt: skip
+def test_an_ignored_row_gives_nothing_whatever_comes_from_above(device, name, weigh, more):
+    """A batch of prompts alone has a loss divided by 0 tokens; torch's gradients of it are 0."""
+    operation, more = LOSS, more | {"reduction": name}
+    if name == "log_probs":
+        operation, more = LOG_PROBS, ALL_LOG_PROBS if len(more) > 1 else {}
+    leaves, some, settings = drawn(device, "float32", **more)
+    for target, up in product((some, torch.full_like(some, -100)), (torch.inf, torch.nan)):
+        ignored, own = target == -100, dict(leaves)
+        if weigh != "by ones":
+            weights = torch.rand(TOKENS, device=device).masked_fill(ignored, up)
+            settings["token_weights"] = weights.requires_grad_(weigh == "by leaves")
+            own |= {"token_weights": weights} if weigh == "by leaves" else {}
+        outputs = operation.compute(**leaves, **{operation.target: target}, **settings)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        assert all(not y.ndim or not y[ignored].any() for y in outputs)
+        ups = [torch.full_like(y, up) for y in outputs]
+        gradients = dict(zip(own, grad(outputs, list(own.values()), ups), strict=True))
+        for leaf in {"hidden", "token_weights"} & own.keys():
+            assert not gradients[leaf][ignored].any(), leaf
+            assert not gradients[leaf][~ignored].isfinite().any(), leaf
+        for leaf in {"weight", "bias"} & own.keys():
+            actual = gradients[leaf]
+            assert not (actual.any() if ignored.all() else actual.isfinite().any()), leaf
 
 
 def check_token_accuracy(device: str, dtype: str) -> None:
@@ -1035,7 +1069,7 @@ BROKEN = {
     "weights not in the loss": ("loss *= weight", "loss *= 1.0"),
     "ignored rows keep their logits": ("lanes, zeros, mask=", "lanes, zeros, mask=row < 0 and "),
     "scale left out": ("factor = tl.load(scale)", "factor = 1.0"),
-    "upstream left out": ("(x * times)", "x"),
+    "upstream left out": (".to(tl.float32) * times", ".to(tl.float32)"),
     "the last chunk's d_W alone": ("addmm(total, a,", "mm(a,"),
     "d_hidden of the first chunk": ("out=d_hidden[part]", "out=d_hidden[: h.shape[0]]"),
     "the last chunk's d_b alone": ("d_bias += ", "d_bias[:] = "),
@@ -1212,13 +1246,33 @@ def test_a_target_out_of_range_is_an_error_of_the_device():
 
 def recipe() -> str:
     """The program in the docstring."""
-    text = linear_log_probs.__doc__.partition("from now on:\n")[2].partition("Args:")[0]
+    text = linear_log_probs.__doc__.partition("from now on:\n")[2].partition("The products")[0]
     return textwrap.dedent(text).strip()
 
 
 def test_the_recipe_is_a_program():
     compile(recipe(), "recipe", "exec")
     assert len(recipe().splitlines()) < 15
+
+
+def test_the_recipe_takes_a_head_of_another_dtype_than_hidden(monkeypatch):
+    """As TRL's own function, whose products are in hidden's dtype: `cast_lm_head_to_fp32`."""
+    theirs = types.ModuleType("trl.trainer.utils")
+    theirs._ChunkedLogProbFunction = None
+    packages = {name: types.ModuleType(name) for name in ("trl", "trl.trainer")}
+    for name, module in packages.items() | {"trl.trainer.utils": theirs}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    exec(recipe(), {"fusedlib": fusedlib})
+    leaves, tokens, _ = drawn("cpu", "bfloat16", bias=True)
+    leaves["hidden"] = leaves["hidden"].detach().float().requires_grad_()
+    apply = theirs._ChunkedLogProbFunction.apply
+    log_probs, entropy, *none = apply(*leaves.values(), tokens, 0.7, 512, 2.0, 1.0, BOTH)
+    wanted = linear_log_probs(
+        **{n: t.float() for n, t in leaves.items()}, tokens=tokens, temperature=0.7, softcap=2.0
+    )
+    assert same([log_probs, entropy], wanted) and none == [None] * 3
+    gradients = grad(log_probs.sum(), list(leaves.values()))
+    assert [t.dtype for t in gradients] == [t.dtype for t in leaves.values()]
 
 
 def test_the_recipe_in_trl_s_grpo(tmp_path, monkeypatch):

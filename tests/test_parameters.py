@@ -5,6 +5,7 @@ Right values are those of the unpatched model in the same use.
 
 import copy
 import inspect
+import warnings
 
 import pytest
 import torch
@@ -439,6 +440,23 @@ def test_resized_embeddings_are_fused_again_by_another_call():
     same(loss_of(patched).float(), loss_of(plain).float())
     patched.lm_head = nn.Sequential(patched.lm_head)
     assert "not a torch.nn.Linear" in fusedlib.apply_to(patched).left["loss"][0][1]
+
+
+def test_a_head_that_was_exchanged_is_warned_of_once():
+    ids, labels = tokens()
+    for exchange in (
+        lambda model: model.resize_token_embeddings(223),
+        lambda model: setattr(model, "lm_head", nn.Linear(64, 211).double()),
+    ):
+        _, patched = pair()
+        exchange(patched)
+        with pytest.warns(UserWarning, match=r"lm_head .* fusedlib\.apply_to"):
+            patched(ids, labels=labels)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            patched(ids, labels=labels)
+            fusedlib.apply_to(patched)
+            patched(ids, labels=labels)
 
 
 # --- what goes in and comes out ------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from functools import cache
 
 import torch
@@ -32,8 +33,19 @@ def architecture(device: torch.device) -> int:
 MIN_CAPABILITY = (8, 0)
 
 
-# Triton's interpreter runs the kernels on the CPU: for tests. Triton itself reads this once too.
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+def _asks_for_interpreter() -> bool:
+    """Triton's own answer; Triton is imported where its variable is set, and nowhere else."""
+    if not {"TRITON_INTERPRET", "triton"} & {*os.environ, *sys.modules}:
+        return False
+    if importlib.util.find_spec("triton") is None:
+        return False
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
+# Whether Triton's interpreter runs the kernels, on the CPU: for tests, and for who switches it on.
+INTERPRETED = _asks_for_interpreter()
 
 
 @constant_while_compiling
@@ -46,8 +58,8 @@ def has_kernels(device: torch.device) -> bool:
 def _find_kernels(device: torch.device) -> bool:
     if importlib.util.find_spec("triton") is None:
         return False
-    if device.type == "cpu":
-        return INTERPRETED
+    if device.type == "cpu" or INTERPRETED:
+        return INTERPRETED and device.type == "cpu"
     if device.type != "cuda" or torch.version.cuda is None or not torch.cuda.is_available():
         return False
     return torch.cuda.get_device_capability(device) >= MIN_CAPABILITY

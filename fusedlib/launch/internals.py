@@ -110,6 +110,8 @@ AccumulateGrad: Any = vars(torch._C._functions)["AccumulateGrad"]  # the node of
 retains_graph = torch._C._autograd._get_current_graph_task_keep_graph
 # The hooks set by `torch.autograd.graph.saved_tensors_hooks`, or None. Called with False.
 saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+# False where such hooks raise: in most transforms of torch.func, and where somebody disabled them.
+keeps_by_hooks = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
 assert_async = torch._assert_async  # fails on the device, without waiting for it
 version_of = attrgetter("_version")  # how often a tensor was changed in place
 base_of = attrgetter("_base")  # the tensor that a view is of, or None
@@ -214,3 +216,48 @@ def encode_tensor_map(descriptor: Any, metadata: Any) -> list[Any]:
 def reinterpret(descriptor: Any) -> Any:
     """Gluon's view of shared memory by another shape, a method; Triton 3.9 renamed it."""
     return getattr(descriptor, "reinterpret", None) or descriptor._reinterpret
+
+
+def mend_interpreted_bf16() -> None:
+    """Have Triton's interpreter compute with bf16, which it holds as uint16 and multiplies so.
+
+    Replaced are conversions between bf16 and fp32, exact one way and rounded to nearest even the
+    other (it truncates), `tl.dot` of bf16 blocks, and `*` of them: an exact product, rounded once,
+    as on a GPU. The library's kernels do nothing else with bf16.
+    """
+    import numpy as np
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
+    convert, dot, times = interpreter._convert_float, builder.create_dot, builder.create_fmul
+
+    def widen(bits: Any) -> Any:
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+
+    def narrow(values: Any) -> Any:
+        bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+
+    def converted(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if (source, target) == (tl.bfloat16, tl.float32):
+            return widen(data)
+        if (source, target) == (tl.float32, tl.bfloat16):
+            return narrow(data)
+        return convert(data, source, target, rounding)
+
+    def multiplied(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+        a, b = (
+            handle(widen(t.data), tl.float32) if t.dtype.scalar == tl.bfloat16 else t
+            for t in (a, b)
+        )
+        return dot(self, a, b, d, *options)
+
+    def scaled(self: Any, a: Any, b: Any) -> Any:
+        if a.dtype.scalar != tl.bfloat16:
+            return times(self, a, b)
+        return handle(narrow(widen(a.data) * widen(b.data)), tl.bfloat16)
+
+    interpreter._convert_float = converted
+    builder.create_dot, builder.create_fmul = multiplied, scaled

@@ -25,8 +25,16 @@ from fusedlib.launch import binaries
 from fusedlib.launch.cache import BoundedCache
 from fusedlib.launch.config import Config
 from fusedlib.launch.internals import current_device_index as current_index
-from fusedlib.launch.internals import current_stream, empty_strided, has_launch_hooks, make_driver
+from fusedlib.launch.internals import (
+    current_stream,
+    empty_strided,
+    has_launch_hooks,
+    make_driver,
+    mend_interpreted_bf16,
+)
 
+if triton.knobs.runtime.interpret:
+    mend_interpreted_bf16()
 INTERPRETED_PROCESSORS = 3  # fewer than a test has tiles, so that a program computes several
 MAX_GRID = 2**31 - 1, 2**16 - 1, 2**16 - 1  # of a grid along x, y and z, by CUDA
 

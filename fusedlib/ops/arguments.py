@@ -80,6 +80,16 @@ def is_whole(value: object) -> bool:
     return isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool)
 
 
+def refuse_outside(positions: Tensor, length: int) -> None:
+    """Raise an IndexError that names the first position outside tables of so many rows."""
+    outside = positions[(positions < 0) | (positions >= length)]
+    if outside.numel():
+        raise IndexError(
+            f"position {outside[0].item()} is outside the tables cos and sin of {length} rows: "
+            "each must be at least 0 and smaller than that"
+        )
+
+
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from fusedlib.launch.device import MIN_CAPABILITY, has_kernels
+from fusedlib.launch.device import INTERPRETED, MIN_CAPABILITY, has_kernels
 from fusedlib.ops.fused_class import (
     LINEAR_FORWARDS,
     Fused,
@@ -107,8 +107,10 @@ def apply_to(
     A module is fused where its children are what they were. Where an adapter, a hook, a shard or a
     quantized weight has taken the place of a projection, its MLP or its attention's q, k and v run
     unfused for as long; so does the addition before a norm that has hooks, and the loss of a head
-    that has. Someone's function in the place of a `forward` or of a function of the model's library
-    is left and reported; what is put there afterwards is not seen.
+    that has. `resize_token_embeddings` exchanges the head of a model whose embeddings are not tied:
+    its loss is unfused, as the next forward in training warns, until a second `apply_to`. Someone's
+    function in the place of a `forward` or of a function of the model's library is left and
+    reported; what is put there afterwards is not seen.
 
     Under torch.compile transformers makes an explicit mask, with which attention takes longer. A
     `...ForCausalLM` that decodes as one of these does, patched with the parts `attention`, `rope`
@@ -210,6 +212,8 @@ def why_plain(parameters: Iterable[Tensor]) -> str | None:
         return None
     if find_spec("triton") is None:
         return "triton is not installed"
+    if INTERPRETED:
+        return "Triton's interpreter is switched on, TRITON_INTERPRET, and runs them on a CPU alone"
     kinds = ", ".join(sorted({d.type for d in devices}))
     if kinds != "cuda":
         return f"it lies on {kinds}, the kernels are for NVIDIA GPUs"
@@ -314,6 +318,11 @@ def _family(model: nn.Module) -> Family:
             held = type(module).__qualname__
             message += f". It holds a {held} as .{path}: give that one, before others wrap it"
             break
+    else:
+        message += (
+            ". In a module of your own put fusedlib.SwiGLUMLP, fusedlib.RMSNorm and the like in "
+            "the place of what they compute"
+        )
     raise ValueError(message)
 
 

@@ -8,6 +8,8 @@ module's old `forward` runs.
 from __future__ import annotations
 
 import sys
+import warnings
+from dataclasses import replace
 from functools import cache
 from functools import partial as bind
 from typing import Any
@@ -450,6 +452,8 @@ class FusedCausalLM(Fused):
         """Whether the loss of a call is the usual one, over all of its tokens."""
         # Others put a head, hooks or a loss here: PEFT, resized embeddings, `loss_function = `.
         head, own_loss = self.lm_head, sys.modules["transformers.loss.loss_utils"].ForCausalLMLoss
+        if labels is not None and type(head) is nn.Linear:
+            self._tell_of_another_head(head)
         return (
             labels is not None and isinstance(logits_to_keep, int) and logits_to_keep == 0
             and isinstance(head, FusedHead) and has_fused_forward(head)
@@ -457,6 +461,21 @@ class FusedCausalLM(Fused):
             and not has_value_hooks(head)
             and self.loss_function is own_loss
         )  # fmt: skip
+
+    def _tell_of_another_head(self, head: nn.Linear) -> None:
+        """Warn where a plain head stands in the place of the one that was fused; once, for the
+        model's loss is then not among what is fused.
+        """
+        switches = self._fusion.switches
+        if torch.compiler.is_compiling() or "loss" not in switches or plain_weights(head) is None:
+            return
+        self._fusion = replace(self._fusion, switches=switches - {"loss"})
+        warnings.warn(
+            f"lm_head of {type(self).__name__} was exchanged since apply_to, as by "
+            "resize_token_embeddings: its loss is computed from stored logits; call "
+            "fusedlib.apply_to(model) again to fuse it",
+            stacklevel=2,
+        )
 
     def _needs_no_mask(self, given: dict[str, Any]) -> bool:
         """Whether a call whose attention is causal and no more is compiled or captured in a graph.

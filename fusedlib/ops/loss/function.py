@@ -49,15 +49,16 @@ def linear_cross_entropy(
         target: (...), int64, each in [0, vocabulary) or ignore_index. Others are an error: on a GPU
             one of the device, as torch's own, which comes with a later call.
         bias: (vocabulary,).
-        ignore_index: the target of tokens that have no loss and no gradient; of int64.
+        ignore_index: the target of tokens that have no loss and no gradient, also where the
+            gradient of the loss is infinite or NaN; of int64.
         label_smoothing: ε from 0 to 1, as torch's.
         z_loss: weight of the squared logsumexp.
         softcap: κ of logits κ tanh(logits / κ), as Gemma 2's; rounded to fp32 only.
         reduction: "none" gives a loss a token, and computes the logits again in backward; "sum"
             their sum; "mean" divides it by the number of tokens not ignored, or by the sum of their
             weights. Over no tokens it is NaN, as torch's.
-        token_weights: (...), what each token's loss is multiplied by. Where it wants a gradient the
-            logits are computed again in backward.
+        token_weights: (...), what each token's loss is multiplied by; of an ignored token anything.
+            Where it wants a gradient the logits are computed again in backward.
         class_weights: (vocabulary,), as the `weight` of torch's cross_entropy; that of a token's
             target multiplies its z-loss too. It has no gradient.
         memory: what the kernels may take beside operands and gradients. Logits are computed in
@@ -129,11 +130,15 @@ def linear_log_probs(
                 given = hidden, weight, bias, tokens, temperature, rows, softcap, scale, outputs
                 if scale != 1 or {*outputs} - {"log_probs", "entropy"}:
                     return theirs.apply(*given)
+                weight, bias = (t if t is None else t.to(hidden.dtype) for t in (weight, bias))
                 settings = dict(bias=bias, temperature=temperature, softcap=softcap)
                 computed = fusedlib.linear_log_probs(
                     hidden, weight, tokens, **settings, entropy="entropy" in outputs)
                 return *computed, None, None, None
         trl._ChunkedLogProbFunction = Fused
+
+    The products are in hidden's dtype, which may be another than the head's
+    (`cast_lm_head_to_fp32`), as TRL's own are.
 
     Args:
         hidden: (..., hidden), hidden at least 1.
@@ -191,12 +196,14 @@ def _loss_and_accuracy(
     )
     settings = ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0)
     valid = labels != ignore_index
+    if weights is not None:  # what an ignored token's is, nobody reads
+        weights = weights.where(valid, 0)
 
     def total() -> Tensor:
         """What a mean divides by."""
         if weights is None and by_class is None:
             return valid.sum(dtype=accurate)
-        each = valid.to(accurate) if weights is None else weights.masked_fill(~valid, 0)
+        each = valid.to(accurate) if weights is None else weights
         if by_class is not None:  # an index out of range is an error of the loss itself
             each = each * by_class[labels.where(valid, 0).clamp(0, by_class.shape[0] - 1)]
         return each.sum()

@@ -373,15 +373,20 @@ def _by_token_backward_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _scaled_kernel(  # type: ignore[no-untyped-def]
-    source, result, factor, count, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr
+    source, result, factor, counts, count, width, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """result = factor · source; nothing to do where they are one tensor and the factor is 1."""
+    """result = factor · source; nothing to do where they are one tensor and the factor is 1.
+
+    Rows of `width` elements that do not count give 0 whatever the factor is.
+    """
     times = tl.load(factor)
     if IN_PLACE:  # only here, so that elsewhere no load waits for the factor's
         count = tl.where(times != 1.0, count, 0)
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(source + i, mask=i < count).to(tl.float32)
-    tl.store(result + i, (x * times).to(result.dtype.element_ty), mask=i < count)
+    x = tl.load(source + i, mask=i < count).to(tl.float32) * times
+    if times - times != 0.0:  # infinite or NaN, with which a 0 gives NaN
+        x = tl.where(tl.load(counts + i // width, mask=i < count, other=0) != 0, x, 0.0)
+    tl.store(result + i, x.to(result.dtype.element_ty), mask=i < count)
 
 
 def row_stride(vocabulary: int, itemsize: int) -> int:
@@ -666,15 +671,19 @@ def by_token_rows(
     launch_for(key, make, *matrices)(*matrices)
 
 
-def fill_scaled(source: Tensor, result: Tensor, factor: Tensor) -> Tensor:
-    """Compute factor · source into `result`, contiguous both, which may be the source itself."""
+def fill_scaled(source: Tensor, result: Tensor, factor: Tensor, counts: Tensor) -> Tensor:
+    """Compute factor · source into `result`, contiguous both, which may be the source itself.
+
+    `counts` has a number for each row of the source, or one for all: where it is 0, so is the row.
+    """
     count = source.numel()
     if count:
         constants = {"IN_PLACE": result is source, "BLOCK": SCALED_BLOCK}
         config, programs = Config(num_warps=SCALED_WARPS), (cdiv(count, SCALED_BLOCK), 1, 1)
-        make = partial(Launch, _scaled_kernel, config, programs, (), (count,), constants)
-        key = "scaled", count, result is source, source.dtype, result.dtype, source.device
-        launch_for(key, make, source, result, factor)(source, result, factor)
+        scalars, matrices = (count, count // counts.numel()), (source, result, factor, counts)
+        make = partial(Launch, _scaled_kernel, config, programs, (), scalars, constants)
+        key = "scaled", scalars, result is source, *(m.dtype for m in matrices), source.device
+        launch_for(key, make, *matrices)(*matrices)
     return result
 
 

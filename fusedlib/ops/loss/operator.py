@@ -47,27 +47,30 @@ def _forward(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
     class_weights: Tensor | None, token_weights: Tensor | None, total: Tensor | None,
     wants: list[bool], settings: Settings,
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[
+    Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor
+]:  # fmt: skip
     """The sum of the losses, over `total` if there is one, its gradients, and their factor.
 
     Returns:
         loss, fp32; hits (tokens,), if wanted; a scalar, and d_hidden, d_W and d_b, each if it is in
-        `wants` (of hidden, weight, bias), whose product with the scalar is the gradient.
+        `wants` (of hidden, weight, bias), whose product with the scalar is the gradient; and which
+        tokens are not ignored. The scalar is 0 where all are.
     """
     valid = target != settings.ignore_index
     _check_targets(target, valid, weight.shape[0])
-    factor = scale = torch.ones((), dtype=torch.float32, device=hidden.device)
+    factor = scale = valid.any().to(torch.float32)
     if total is not None:
         scale = total.reciprocal()
         if hidden.dtype == torch.float16:  # d_logits of weights that are 1 in the mean, then 1/n
             count = valid.sum(dtype=torch.float32)
-            scale, factor = count / total, count.clamp_min(1).reciprocal()
+            scale, factor = count / total, factor / count.clamp_min(1)
     losses, hits, *gradients = losses_and_gradients(
         hidden, weight, bias, target, token_weights, class_weights, scale, tuple(wants), settings
     )
     loss = losses.sum() if total is None else losses.sum() / total
     d_hidden, d_weight, d_bias = gradients
-    return loss, hits, factor.clone(), d_hidden, d_weight, d_bias
+    return loss, hits, factor, d_hidden, d_weight, d_bias, valid
 
 
 def _forward_by_token(
@@ -84,9 +87,9 @@ def _forward_by_token(
     return statistics[4].clone(), hits, entropies, statistics
 
 
-def _scaled(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The source, contiguous, times a scalar of fp32, rounded to `dtype`."""
-    return fill_scaled(source, source.new_empty(source.shape, dtype=dtype), factor)
+def _scaled(source: Tensor, factor: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
+    """`fill_scaled` of a new tensor of `dtype`."""
+    return fill_scaled(source, source.new_empty(source.shape, dtype=dtype), factor, counts)
 
 
 def _shapes(
@@ -104,7 +107,7 @@ def _shapes(
     )
     one = hidden.new_empty((), dtype=torch.float32)
     hits = one.new_empty(hidden.shape[0]) if settings.wants_hits else None
-    return one, hits, torch.empty_like(one), *gradients
+    return one, hits, torch.empty_like(one), *gradients, torch.empty_like(target, dtype=torch.bool)
 
 
 def _shapes_by_token(
@@ -126,7 +129,9 @@ def _shapes_by_token_backward(
     return tuple(hidden.new_empty(s) if w else None for s, w in zip(shapes, wants, strict=True))
 
 
-def _shape_of_scaled(source: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+def _shape_of_scaled(
+    source: Tensor, factor: Tensor, counts: Tensor, dtype: torch.dtype
+) -> Tensor:  # fmt: skip
     return source.new_empty(source.shape, dtype=dtype)
 
 
@@ -143,22 +148,22 @@ def _gradients(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Any, ...]:
     """The gradients of hidden, weight and bias."""
     if upstream is None:
         return (None,) * len(ctx.needs_input_grad)
-    factor, *unscaled = ctx.saved_tensors
-    factor = factor * upstream
+    factor, *unscaled, valid = ctx.saved_tensors
+    times, counts = factor * upstream, (valid, factor, factor)  # of d_W and d_b all rows or none
     gradients = [
-        _scaled_gradient(ctx, d, factor) if want else None
-        for d, want in zip(unscaled, ctx.needs_input_grad[:3], strict=True)
+        _scaled_gradient(ctx, d, times, own) if want else None
+        for d, own, want in zip(unscaled, counts, ctx.needs_input_grad[:3], strict=True)
     ]
     return *gradients, *(None,) * (len(ctx.needs_input_grad) - 3)
 
 
-def _scaled_gradient(ctx: Any, unscaled: Tensor, factor: Tensor) -> Tensor:
+def _scaled_gradient(ctx: Any, unscaled: Tensor, factor: Tensor, counts: Tensor) -> Tensor:
     """factor · kept in the inputs' dtype, over what was kept if it may be."""
     watched = type(unscaled) is not Tensor or dispatch_mode_count()
     if watched or not ctx.owns_gradients or unscaled.dtype != ctx.dtype or retains_graph():
-        return scaled(unscaled, factor, ctx.dtype)
+        return scaled(unscaled, factor, counts, ctx.dtype)
     unscaled = unscaled.detach()
-    return fill_scaled(unscaled, unscaled, factor)
+    return fill_scaled(unscaled, unscaled, factor, counts)
 
 
 def _set_up_by_token(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -9,7 +9,8 @@ from two fp16 parts a factor, where an element of a product A B over k terms err
 (`fusedlib.ops.linear.split`; IEEE fp32's own bound is k/4 2⁻²² Σ|a||b|; FUSEDLIB_SPLIT=0 in the
 environment asks for IEEE arithmetic). At "high" they are torch's, in TF32. Other sizes, dtypes and
 devices run the same lines in plain PyTorch, whose own autograd then decides what is kept for
-backward. So do transforms of `torch.func` and forward-mode derivatives.
+backward, but for `save="input"`: torch's checkpoint, where a gradient is wanted and hooks on saved
+tensors may run. So do transforms of `torch.func`, which allow none, and forward-mode derivatives.
 
 `fusedlib.ops.mlp.route` decides which code runs, and `plan_cache` beside it keeps its plans.
 In plain eager mode `fusedlib.ops.mlp.autograd` runs the plan. Where something watches
@@ -28,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from fusedlib.launch.internals import autocasts_anywhere, unwrap_if_dead
+from fusedlib.launch.internals import autocasts_anywhere, keeps_by_hooks, unwrap_if_dead
 from fusedlib.launch.saved import BROUGHT_BACK
 from fusedlib.ops.arguments import FEW_TOKENS, HALF_DTYPES, require_alike, require_tensors, shape_of
 from fusedlib.ops.call_context import (
@@ -208,7 +209,9 @@ def _run(
         compiled = may_compile and left_to_compiler(tokens, fewest=FEW_TOKENS + 1)
         if not compiled and not is_distributed(*operands):
             return _run_operator(activation, save, *operands)
-    if save == "input" and torch.is_grad_enabled():  # keep operands alone, and compute again later
+    wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in present(*operands))
+    may_hook = torch.compiler.is_compiling() or keeps_by_hooks()
+    if save == "input" and wants_gradient and may_hook:  # keep operands alone, compute again later
         # Views, whose memory stays what it is when an operand's is exchanged.
         operands = [t if t is None or hasattr(t, BROUGHT_BACK) else t.view_as(t) for t in operands]
         return checkpoint(_plain_pytorch, activation, *operands, use_reentrant=False)

@@ -12,6 +12,7 @@ from fusedlib.launch.device import has_kernels
 from fusedlib.launch.internals import is_transformed
 from fusedlib.ops.arguments import (
     KERNEL_DTYPES,
+    refuse_outside,
     require_alike,
     require_size,
     require_tensors,
@@ -39,8 +40,8 @@ def rope(
             most head_dim; with `positions` a table (length, rotary_dim).
         sin: as cos.
         positions: rows of the table, (tokens,) or (1 or batch, tokens), int32 or int64. One outside
-            the table gives NaN in the kernel, where nobody waits for the device, and raises in
-            plain PyTorch.
+            the table is an error on a CPU. On a GPU, where nobody waits for the device, its token
+            is NaN; in plain PyTorch there it is torch's own error of the device.
         width: of a head of the results, at least head_dim, which it is by default; zeros fill it.
             Attention's kernels in 16 bits take multiples of 8, and torch pads other heads in copies
             of its own, forward and backward.
@@ -51,6 +52,7 @@ def rope(
 
     Raises:
         TypeError: an operand that is no tensor.
+        IndexError: a position outside the table, on a CPU.
         ValueError: shapes, dtypes or devices that do not go together, operands that are sparse or
             nested, or a width that is no whole number from head_dim on.
     """
@@ -80,7 +82,12 @@ def _plain(
 ) -> tuple[Tensor, Tensor]:
     if positions is not None:
         positions = positions.reshape(-1, positions.shape[-1])
-        cos, sin = embedding(positions, cos), embedding(positions, sin)
+        table = cos
+        try:
+            cos, sin = embedding(positions, cos), embedding(positions, sin)
+        except IndexError:  # torch's, which names neither
+            refuse_outside(positions, len(table))
+            raise
     if torch.compiler.is_compiling():
         cos, sin = _stored(cos), _stored(sin)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)

@@ -25,8 +25,8 @@ With the norms of q and k that come before it in Qwen3 and others, in the same l
 | partial   | (parts, 2 head_dim)                   | contiguous, fp32: q's and k's d_weight      |
 
 Results wider than q end in zeros: heads that attention's kernels take as they are. Saved: cos, sin
-and positions. A row of cos and sin is read once for up to eight heads. A position outside the table
-reads nothing and gives NaN: nobody waits for the device to find out.
+and positions. A row of cos and sin is read once for up to eight heads. On a GPU a position outside
+the table reads nothing and gives NaN: nobody waits for the device to find out.
 
 Error bound, u = 2⁻²⁴ and v the results' roundoff: every element a' errs by at most
 3 u·(|a c| + |b e|) + v·|a'|, and so do the others: fp32 inside, rounded once. After a norm by at
@@ -49,6 +49,7 @@ from fusedlib.launch.first_order import first_order
 from fusedlib.launch.launch import Launch, cdiv, launch_for
 from fusedlib.launch.operator import DirectFunction, differentiable, operator
 from fusedlib.launch.saved import save_operands, saved_operands
+from fusedlib.ops.arguments import refuse_outside
 from fusedlib.ops.norm.kernels import most_parts, sum_parts
 
 PAIRS = 1024  # rotated pairs a program, 8 a thread: two loads of 16 bytes in flight in 16 bits
@@ -206,6 +207,8 @@ def rope_fwd(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, width: int | None
 ) -> tuple[Tensor, Tensor]:
     """q and k turned, in heads of `width`, which is head_dim where it is None."""
+    if positions is not None and positions.device.type == "cpu":
+        refuse_outside(positions, cos.shape[0])
     given = [_heads_contiguous(x) for x in (q, k)]
     results = [_like(x, width or x.shape[-1]) for x in given]
     if q.numel() + k.numel():
