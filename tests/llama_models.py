@@ -61,13 +61,6 @@ def tokens(device="cpu", shape=(2, TOKENS)):
     return ids, labels
 
 
-def has_unread_logits(output):
-    """Whether an output's loss came without logits, and nobody has read them since."""
-    from fusedlib.patch.outputs import UnreadLogits
-
-    return isinstance(dict.get(output, "logits"), UnreadLogits)
-
-
 def parameter(model, name):
     """A weight by the name that checkpoints have for it."""
     path, _, leaf = name.rpartition(".")

@@ -15,14 +15,15 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("transformers")
 
 import fusedlib
 import limits
-from fusedlib.launch import internals
 from fusedlib.ops.fused_class import Fused, fusion_state
 from fusedlib.ops.linear import function as projection
 from fusedlib.patch import apply, cache_argument
@@ -31,7 +32,6 @@ from llama_models import (
     NAMES,
     TOKENS,
     VOCABULARY,
-    has_unread_logits,
     make,
     misses_of,
     parameter,
@@ -191,7 +191,7 @@ def test_training_never_builds_the_logits(monkeypatch):
     with Largest() as largest:
         output = patched(ids, labels=labels)
         output.loss.backward()
-    assert has_unread_logits(output) and largest.elements <= max(4096 * 64, wide - 1)
+    assert output.logits is None and largest.elements <= max(4096 * 64, wide - 1)
 
 
 @pytest.mark.parametrize(
@@ -222,45 +222,98 @@ def test_logits_where_they_are_asked_for():
     kept = patched(ids, labels=labels[:, -2:], logits_to_keep=2)
     assert kept.logits.shape == (2, 2, VOCABULARY)
     evaluated = patched.eval()(ids, labels=labels)
-    assert not has_unread_logits(evaluated)  # in evaluation as ever: at once
     assert evaluated.logits.shape == (2, TOKENS, VOCABULARY)
     torch.testing.assert_close(evaluated.loss, plain.eval()(ids, labels=labels).loss)
 
 
-READINGS = {
-    "attribute": lambda output: output.logits,
-    "item": lambda output: output["logits"],
-    "item or default": lambda output: output.get("logits"),
-    "index": lambda output: output[1],
-    "slice": lambda output: output[:2][1],
-    "tuple": lambda output: output.to_tuple()[1],
-    "copy": lambda output: from_file(output).logits,
+class Step(nn.Module):
+    """A training forward with labels, called with `asked`; `drop` takes the logits away."""
+
+    def __init__(self, model, drop=False, **asked):
+        super().__init__()
+        self.model, self.drop, self.asked = model, drop, asked
+
+    def forward(self, ids, labels, mask):
+        output = self.model(ids, mask, labels=labels, use_cache=False, **self.asked)
+        if self.drop:
+            output = type(output)(**{n: v for n, v in output.items() if n != "logits"})
+        return output
+
+
+def in_fp32(step, *batch):
+    operations = pytest.importorskip("accelerate.utils.operations")
+    with torch.autocast("cpu", torch.bfloat16):
+        output = step(*batch)
+    return operations.convert_to_fp32(output)
+
+
+def padded(step, *batch):
+    operations = pytest.importorskip("accelerate.utils.operations")
+    return operations.pad_across_processes(step(*batch), dim=1)
+
+
+def on_meta(step, *batch):
+    return step.to("meta")(*(t.to("meta") for t in batch))
+
+
+def faked(step, *batch):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return step(*batch)
+
+
+def traced(step, *batch):
+    return torch.jit.trace(step, batch, strict=False, check_trace=False)(*batch)
+
+
+def mapped(step, *batch):
+    return torch.func.vmap(step)(*(torch.stack([t, t.roll(1, 1)]) for t in batch))
+
+
+def gradients_of_given_weights(step, *batch):
+    given = {n: (0.9 * p.detach()).requires_grad_() for n, p in step.named_parameters()}
+    output = torch.func.functional_call(step, given, batch)
+    total = sum(value.square().mean() for value in output.values())
+    return dict(zip(given, torch.autograd.grad(total, [*given.values()]), strict=True))
+
+
+def after_a_step(step, *batch):
+    output = step(*batch)
+    output.loss.backward()
+    torch.optim.AdamW(step.parameters(), fused=True).step()
+    return output
+
+
+READERS = {
+    "accelerate's conversion": in_fp32,
+    "padded across processes": padded,
+    "from a file": lambda step, *batch: from_file(step(*batch)),
+    "a tree of tensors": lambda step, *batch: pytree.tree_map(torch.clone, step(*batch)),
+    "on meta": on_meta,
+    "fake": faked,
+    "traced": traced,
+    "vmap": mapped,
+    "functional_call": gradients_of_given_weights,
+    "after a step": after_a_step,
 }
 
 
-@pytest.mark.parametrize("how", READINGS)
-@pytest.mark.parametrize("name", ["Llama", "Gemma2"])
-def test_who_reads_logits_in_training_gets_them(name, how):
-    plain, patched = pair(name)
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_training_output_is_the_plain_one_with_logits_where_they_are_asked_for(reader):
     ids, labels = tokens()
-    given = {"labels": labels, "use_cache": False}
-    wanted, output = (model(ids, **given) for model in (plain, patched))
-    assert torch.equal(output[0], output.loss) and has_unread_logits(output)
-    with torch.no_grad():  # forward's modes count
-        logits = READINGS[how](output)
-    torch.testing.assert_close(logits, wanted.logits)
-    assert how == "copy" or logits.requires_grad
-    assert not has_unread_logits(output) and list(output) == list(wanted)
-
-
-def test_gradients_of_logits_that_are_read():
-    gradients = []
-    ids, labels = tokens()
-    for model in pair():
-        output = model(ids, labels=labels)
-        output.logits.square().mean().backward()
-        gradients.append({n: p.grad for n, p in model.named_parameters()})
-    torch.testing.assert_close(gradients[1], gradients[0])
+    causal = torch.ones(
+        TOKENS, TOKENS, dtype=torch.bool
+    ).tril()  # of others transformers asks values
+    batch = ids, labels, causal.expand(2, 1, -1, -1)
+    for drop, asked in ((True, {}), (False, {"skip_logits": False})):
+        plain, patched = pair()
+        wanted = READERS[reader](Step(plain, drop), *batch)
+        found = READERS[reader](Step(patched, **asked), *batch)
+        assert [*found] == [*wanted] and type(found) is type(wanted)
+        for key, value in wanted.items():
+            assert (found[key].shape, found[key].dtype) == (value.shape, value.dtype)
+            if reader not in ("on meta", "fake"):
+                torch.testing.assert_close(found[key], value)
 
 
 @pytest.mark.parametrize("name", ["Llama", "Mixtral"])
@@ -272,37 +325,6 @@ def test_a_tuple_has_its_logits(name):
     )
     assert len(found) == len(wanted) > 1
     torch.testing.assert_close(found, wanted)
-
-
-def test_logits_are_read_before_their_weight_changes():
-    _, patched = pair()
-    ids, labels = tokens()
-    output = patched(ids, labels=labels)
-    output.loss.backward()
-    torch.optim.AdamW(patched.parameters(), fused=True).step()  # which raises no version
-    with pytest.raises(RuntimeError, match=r"read output\.logits before optimizer\.step"):
-        _ = output.logits
-
-
-def test_who_walks_through_an_output_reads_no_logits():
-    operations = pytest.importorskip("accelerate.utils.operations")
-    plain, patched = pair()
-    ids, labels = tokens()
-    output = operations.convert_to_fp32(patched(ids, labels=labels))
-    assert has_unread_logits(output)
-    with pytest.raises(AttributeError, match=r"whose argmax is asked for.* output\.logits"):
-        [*output.values()][1].argmax(-1)
-    torch.testing.assert_close(output.logits, plain(ids).logits)
-
-
-@pytest.mark.parametrize("mark", [internals.FSDP_MANAGED, internals.REPLICA, "ds_id"])
-def test_there_are_no_logits_where_the_head_is_in_parts_or_a_copy(mark):
-    """Later it cannot compute them, and those who made it so read what they walk through."""
-    _, patched = pair()
-    ids, labels = tokens()
-    head = patched.lm_head
-    setattr(head.weight if mark == "ds_id" else head, mark, True)
-    assert patched(ids, labels=labels).logits is None
 
 
 def test_a_model_in_float64_has_a_loss_of_the_dtype_it_had():
@@ -586,7 +608,7 @@ def test_lora_and_back():
 
 
 def test_an_adapter_that_computes_its_loss_of_the_logits_learns_alike():
-    """CPT, whose model is called with labels for its logits alone."""
+    """CPT, whose model is called with labels for its logits alone, and has to be asked for them."""
     peft = pytest.importorskip("peft")
     of_prompt = {"cpt_token_ids": [1, 2, 3], "cpt_mask": [1] * 3, "cpt_tokens_type_mask": [1, 2, 4]}
     ids, labels = tokens()
@@ -594,7 +616,7 @@ def test_an_adapter_that_computes_its_loss_of_the_logits_learns_alike():
     for model in pair():
         torch.manual_seed(3)
         wrapped = peft.get_peft_model(model, peft.CPTConfig(task_type="CAUSAL_LM", **of_prompt))
-        loss = wrapped.train()(ids, labels=labels).loss
+        loss = wrapped.train()(ids, labels=labels, skip_logits=False).loss
         loss.backward()
         steps.append([loss, *(p.grad for p in wrapped.parameters() if p.requires_grad)])
     assert len(steps[0]) > 1
@@ -810,7 +832,7 @@ def test_hooks_go_on_working(path, register):
     handles[1].remove()
     layer = patched.model.layers[0]
     assert layer.mlp.weights() is not None
-    assert has_unread_logits(patched(ids, labels=labels))
+    assert patched(ids, labels=labels).logits is None
 
 
 def test_hooks_that_bring_weights_leave_all_fused():
@@ -823,7 +845,7 @@ def test_hooks_that_bring_weights_leave_all_fused():
     ids, labels = tokens()
     for path in HOOKED:
         patched.get_submodule(path).register_forward_hook(bring)
-    assert has_unread_logits(patched(ids, labels=labels))
+    assert patched(ids, labels=labels).logits is None
     layer = patched.model.layers[0]
     assert set(brought) == {
         patched.lm_head, layer.post_attention_layernorm, layer.input_layernorm

@@ -221,13 +221,6 @@ def test_a_user_s_interpreter_computes_in_bf16_as_plain_pytorch(value):
     assert done.stdout == "kernels\n", done.stdout + done.stderr[-2000:]
 
 
-def test_a_copy_for_data_parallel_is_marked():
-    """FSDP's mark is tried by `apply_parallel.py`, in two processes."""
-    layer = nn.Linear(2, 2)
-    assert getattr(layer._replicate_for_data_parallel(), internals.REPLICA)
-    assert not hasattr(layer, internals.REPLICA)
-
-
 def test_a_module_compiled_by_itself_is_known():
     layer = nn.Linear(2, 2)
     assert internals.COMPILED_CALL not in vars(layer)

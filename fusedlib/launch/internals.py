@@ -79,8 +79,6 @@ def has_own_hooks(module: Any) -> bool:
 own_hooks = itemgetter(
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 )
-# Marks of a module that FSDP has split, and of a copy that `torch.nn.DataParallel` makes of one.
-FSDP_MANAGED, REPLICA = "_is_fsdp_managed_module", "_is_replica"
 COMPILED_CALL = "_compiled_call_impl"  # in the `__dict__` of a module that was compiled by itself
 
 

@@ -76,6 +76,8 @@ class Report:
                 said.append(f"not {paths[0]}{more}: {why}" if why != OFF else why)
             first, *others = said or ["nothing found"]
             lines += [f"  {switch:<10}{first}", *(f"  {'':<10}{line}" for line in others)]
+        if self.replaced["loss"]:
+            lines.append("  In training with labels it gives no logits unless skip_logits=False.")
         if self.plain and any(self.replaced.values()):
             lines.append(f"  All that was replaced runs plain PyTorch: {self.plain}.")
         return "\n".join(lines)
@@ -97,12 +99,15 @@ def apply_to(
     What the model computes stays, and so do its modules, parameters, `state_dict` and attributes:
     no parameter is made, moved or renamed. Optimizers, hooks, adapters, freezing, DDP, FSDP,
     pruning and checkpoints work as on the unpatched model, before this call and afterwards; FSDP
-    and DeepSpeed come afterwards. One thing changes: a `...ForCausalLM` whose loss is fused, in
-    training mode with labels, computes its logits where somebody reads them, until the optimizer's
-    step; compiled, and under FSDP, ZeRO-3 and DataParallel, it gives `logits=None`. So it does with
-    `skip_logits=True`, in evaluation too; with `skip_logits=False` it computes them always; the
-    unpatched model ignores it. The Trainer reads the logits even where it then asks for the loss
-    alone: its `prediction_step` is to add `skip_logits` to its inputs.
+    and DeepSpeed come afterwards.
+
+    One thing changes: a `...ForCausalLM` whose loss is fused, in training mode with labels, gives
+    `logits=None`, as Liger's models do. Who reads logits there calls it with `skip_logits=False`,
+    for the plain loss and its logits. A library that reads them wants `loss=False` here: PEFT's
+    CPT, and TRL's SFTTrainer before 1.15 with `loss_type="nll"`. A tuple, `return_dict=False`, has
+    its logits. With `skip_logits=True` there are none, in evaluation either; the unpatched model
+    ignores both. The Trainer evaluates with logits even where it asks for the loss alone: its
+    `prediction_step` is to add `skip_logits` to its inputs.
 
     A module is fused where its children are what they were. Where an adapter, a hook, a shard or a
     quantized weight has taken the place of a projection, its MLP or its attention's q, k and v run

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 import warnings
 from dataclasses import replace
-from functools import cache
 from functools import partial as bind
 from typing import Any
 
@@ -18,8 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from fusedlib.launch import internals
-from fusedlib.launch.saved import BROUGHT_BACK
 from fusedlib.ops.fused_class import (
     BRING_TO_READERS,
     LINEAR_FORWARDS,
@@ -370,16 +367,6 @@ class FusedHead(Fused):
         return linear_cross_entropy(input, self.weight, target, bias=self.bias, **settings)
 
 
-def _can_be_read_later(head: Any) -> bool:
-    """Whether logits can be computed after forward: not where the head is in parts, or a copy for
-    one call, whose makers would also read what they walk through.
-    """
-    if torch.compiler.is_compiling() or hasattr(head.weight, BROUGHT_BACK):
-        return False
-    marks = internals.FSDP_MANAGED, internals.REPLICA
-    return not any(getattr(head, mark, False) for mark in marks)
-
-
 def _sees_all(attention: Any, tokens: int) -> bool:
     """Whether an attention of ours has no window that is shorter than the tokens."""
     if not isinstance(attention, FusedAttention):
@@ -388,16 +375,8 @@ def _sees_all(attention: Any, tokens: int) -> bool:
     return window is None or tokens <= window
 
 
-@cache
-def _outputs() -> Any:
-    """Imported late, for transformers need not be there."""
-    from fusedlib.patch import outputs
-
-    return outputs
-
-
 class FusedCausalLM(Fused):
-    """A model with a head: with labels, in training or with `skip_logits=True`, the loss alone."""
+    """A model with a head: in training with labels, or with `skip_logits=True`, the loss alone."""
 
     @takes_cache
     def forward(
@@ -406,9 +385,10 @@ class FusedCausalLM(Fused):
         inputs_embeds: Tensor | None = None, labels: Tensor | None = None,
         use_cache: bool | None = None, logits_to_keep: int | Tensor = 0, **kwargs: Any,
     ) -> Any:  # fmt: skip
-        """transformers' output; where the loss is fused logits are computed when they are read.
+        """transformers' output; where the loss is fused its logits are None.
 
-        Called with `skip_logits=True` they are None, and so where they could not be computed later.
+        That is in training with labels, but not where a tuple is asked for, whose places others
+        count, and with `skip_logits=True`. With `skip_logits=False` there always are logits.
         """
         given = {
             "input_ids": input_ids, "attention_mask": attention_mask,
@@ -417,31 +397,26 @@ class FusedCausalLM(Fused):
         }  # fmt: skip
         if self._needs_no_mask(given):
             given["attention_mask"] = self.lm_head.weight.new_empty(CAUSAL)
+        return_dict = kwargs.get("return_dict")
+        as_dict = self.config.return_dict if return_dict is None else return_dict
         skip_logits = kwargs.pop("skip_logits", None)
-        fuses = self.training if skip_logits is None else skip_logits
+        fuses = self.training and as_dict if skip_logits is None else skip_logits
         if not (fuses and self._fuses(labels, logits_to_keep)):
             return super().forward(**given, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
-        return_dict = kwargs.pop("return_dict", None)
+        kwargs.pop("return_dict", None)
         outputs = self.model(**given, **kwargs)
-        hidden, softcap = outputs.last_hidden_state, self._softcap()
-        loss = _causal_loss(self.lm_head, hidden, labels, softcap, **kwargs)
-        logits = None
-        if skip_logits is None and _can_be_read_later(self.lm_head):
-            logits = _outputs().UnreadLogits(self.lm_head, hidden, softcap)
-        output = self._output(outputs, loss, logits, attention_mask, **kwargs)
-        as_dict = self.config.return_dict if return_dict is None else return_dict
+        hidden = outputs.last_hidden_state
+        loss = _causal_loss(self.lm_head, hidden, labels, self._softcap(), **kwargs)
+        output = self._output(outputs, loss, attention_mask, **kwargs)
         return output if as_dict else output.to_tuple()
 
-    def _output(
-        self, outputs: Any, loss: Tensor, logits: Any, attention_mask: Any, **_: Any
-    ) -> Any:
+    def _output(self, outputs: Any, loss: Tensor, attention_mask: Any, **_: Any) -> Any:
         """What the model returns of what its decoder returned."""
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
-        make = CausalLMOutputWithPast if logits is None else _outputs().CausalLMOutput
-        return make(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions, **{CACHE: getattr(outputs, CACHE)},
+        return CausalLMOutputWithPast(
+            loss=loss, hidden_states=outputs.hidden_states, attentions=outputs.attentions,
+            **{CACHE: getattr(outputs, CACHE)},
         )  # fmt: skip
 
     def _softcap(self) -> float | None:
@@ -513,12 +488,10 @@ class FusedRoutedCausalLM(FusedCausalLM):
     Newer ones give what their routers compute.
     """
 
-    def _output(
-        self, outputs: Any, loss: Tensor, logits: Any, attention_mask: Any, **options: Any
-    ) -> Any:
+    def _output(self, outputs: Any, loss: Tensor, attention_mask: Any, **options: Any) -> Any:
         if not hasattr(outputs, "router_logits"):
-            return super()._output(outputs, loss, logits, attention_mask, **options)
-        return _moe_output(outputs, loss, logits, None)
+            return super()._output(outputs, loss, attention_mask, **options)
+        return _moe_output(outputs, loss, None)
 
 
 class FusedMoeCausalLM(FusedCausalLM):
@@ -541,8 +514,8 @@ class FusedMoeCausalLM(FusedCausalLM):
         )  # fmt: skip
 
     def _output(
-        self, outputs: Any, loss: Tensor, logits: Any, attention_mask: Any,
-        output_router_logits: bool = False, **_: Any,
+        self, outputs: Any, loss: Tensor, attention_mask: Any, output_router_logits: bool = False,
+        **_: Any,
     ) -> Any:  # fmt: skip
         balance = None
         if output_router_logits:
@@ -551,16 +524,15 @@ class FusedMoeCausalLM(FusedCausalLM):
                 attention_mask,
             )  # fmt: skip
             loss = loss + self.router_aux_loss_coef * balance.to(loss.device)
-        return _moe_output(outputs, loss, logits, balance)
+        return _moe_output(outputs, loss, balance)
 
 
-def _moe_output(outputs: Any, loss: Tensor, logits: Any, balance: Tensor | None) -> Any:
+def _moe_output(outputs: Any, loss: Tensor, balance: Tensor | None) -> Any:
     """What a model with experts returns of what its decoder returned."""
     from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
-    make = MoeCausalLMOutputWithPast if logits is None else _outputs().MoeCausalLMOutput
-    return make(
-        loss=loss, aux_loss=balance, logits=logits, hidden_states=outputs.hidden_states,
+    return MoeCausalLMOutputWithPast(
+        loss=loss, aux_loss=balance, hidden_states=outputs.hidden_states,
         attentions=outputs.attentions, router_logits=outputs.router_logits,
         **{CACHE: getattr(outputs, CACHE)},
     )  # fmt: skip
