@@ -1,6 +1,7 @@
-"""The README's generated block: the headline claims alone, placed without loss."""
+"""The README's programs run, what it and CONTRIBUTING lead to exists; its block is generated."""
 
 import os
+import re
 
 import nbformat
 import pandas as pd
@@ -8,9 +9,31 @@ import pytest
 from nbformat import NotebookNode
 from typer.testing import CliRunner
 
+from measure.recording import paths
 from press import cli, display, headlines, replay
 
+DOCUMENTS = ("README.md", "CONTRIBUTING.md")
 README = f"# Title\n\nbefore\n{headlines.BEGIN}\nold\n{headlines.END}\nafter\n"
+
+
+def text_of(name: str) -> str:
+    return (paths.ROOT / name).read_text(encoding="utf-8")
+
+
+def test_what_the_readme_shows_runs_as_it_stands():
+    blocks = re.findall(r"^```python\n(.*?)^```$", text_of("README.md"), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    for program in blocks:
+        exec(compile(program, "README.md", "exec"), {})
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_and_targets_of_a_document_exist(name):
+    text = text_of(name)
+    links = re.findall(r'\]\(([^)#\s:"]+)\)', text)
+    assert [link for link in links if not (paths.ROOT / link).exists()] == []
+    targets = re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE)
+    assert {*re.findall(r"(?:^|`|&& )make ([a-z-]+)", text, re.MULTILINE)} <= {*targets}
 
 
 def stated(study: str, sentence: str, headline: str = "Fast", held: int = 3, others: int = 0):
