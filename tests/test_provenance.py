@@ -101,12 +101,6 @@ def test_changed_names_each_path_whole(cloned):
     assert provenance.changed() == ["fusedlib/norm.py", "notebooks/study.toml", "notebooks/new.py"]
 
 
-def test_a_tree_of_which_git_cannot_tell_is_not_called_clean(cloned, monkeypatch):
-    asked = provenance._git
-    monkeypatch.setattr(provenance, "_git", lambda *a: asked(*a) if a[0] == "rev-parse" else None)
-    assert provenance.commit()[1] is not False
-
-
 def test_without_git_and_without_code_json_nothing_is_known(code):
     assert provenance.packed() == {}
     assert provenance.commit() == (None, None)

@@ -3,14 +3,12 @@
 import os
 import re
 
-import nbformat
-import pandas as pd
 import pytest
 from nbformat import NotebookNode
 from typer.testing import CliRunner
 
 from measure.recording import paths
-from press import cli, display, headlines, replay
+from press import cli, headlines, replay
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
 README = f"# Title\n\nbefore\n{headlines.BEGIN}\nold\n{headlines.END}\nafter\n"
@@ -79,30 +77,6 @@ def test_a_text_is_filled_with_claims_read_once_until_an_executed_copy_changes(
     claim.numbers["liger"] = "1.07×"
     os.utime(copy, (1, 1))
     assert headlines.filled(text) == "1.07× as fast, — as QuACK"
-
-
-def test_who_is_fastest_in_which_regime_follows_where_it_is_recorded(tmp_path):
-    frame = pd.DataFrame(
-        {"Liger": ["1.02–1.05×", "1.03×"], "fastest": ["QuACK 2, fusedlib 1", "fusedlib 3"]},
-        index=pd.Index(["in turns", "sustained"], name="regime"),
-    )  # fmt: skip
-    with display.captured() as shown:
-        display.table(frame, caption="bf16, *whose* is fastest.", name=headlines.REGIMES[1])
-        display.table(frame, caption="Another.", name="another")
-    cell = nbformat.v4.new_code_cell(outputs=[nbformat.from_dict(output) for output in shown])
-    copy = tmp_path / "notebooks" / f"{headlines.REGIMES[0]}.ipynb"
-    copy.parent.mkdir()
-    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), copy)
-    lines = headlines.readme_block_of(tmp_path).splitlines()
-    assert lines[3:-1] == [
-        "", "bf16, *whose* is fastest.", "",
-        "| regime | Liger | fastest |",
-        "| :-- | --: | :-- |",
-        "| in turns | 1.02–1.05× | QuACK 2, fusedlib 1 |",
-        "| sustained | 1.03× | fusedlib 3 |",
-    ]  # fmt: skip
-    copy.unlink()
-    assert headlines.readme_block_of(tmp_path) == headlines.readme_block([]), "no empty table"
 
 
 def test_updating_replaces_the_block_once_and_keeps_the_rest():

@@ -52,18 +52,6 @@ def test_who_is_defined_in_a_file_that_the_recording_did_not_hash(rows, names, m
     assert actual == {(name, "m") for name in names}
 
 
-def test_of_a_rival_outside_the_code_nothing_is_known(monkeypatch):
-    monkeypatch.setattr(rivals, "RIVALS", {})
-    rivals.rival("swiglu", "mine")(lambda inputs: None)
-    rows = pd.DataFrame([row("then", "mine", "swiglu")])
-    assert redefined.redefined(rows, FILES) == set()
-
-
-def test_a_function_of_the_mlp_is_defined_where_it_stands():
-    for task in (swiglu.TASK, mlp_rivals.MODULE):
-        assert redefined._file_of(rivals.get(task, "liger")) == SWIGLU
-
-
 def test_the_paper_lists_them_by_study(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "RECORDED", tmp_path)
     monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))

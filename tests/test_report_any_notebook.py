@@ -10,14 +10,13 @@ from copy import deepcopy
 from html import unescape
 from typing import Any
 
-import nbconvert
 import numpy as np
 import pytest
 from nbformat.v4 import new_markdown_cell, new_notebook, new_output, new_raw_cell
 from PIL import Image
 from traitlets.config import Config
 
-from press.pages import exporters, preprocessors, slides
+from press.pages import preprocessors
 from press.pages.exporters import (
     FusedlibHTMLExporter,
     FusedlibPDFExporter,
@@ -112,22 +111,6 @@ def test_of_a_drawing_that_only_typst_refuses_the_pdf_says_so():
     assert "Figure2." in text and "Therest." in text
 
 
-def test_source_for_typst_lies_beside_its_pictures():
-    nb = notebook(shown("image/png", picture("png")), shown("image/svg+xml", DRAWING))
-    given = {"unique_key": "deep/a b", "output_files_dir": "deep/a b_files"}
-    source, written = FusedlibTypstExporter().from_notebook_node(nb, given)
-    files = re.findall(r'image\("([^"]+)"', source)
-    assert sorted(f"deep/{name}" for name in files) == sorted(written["outputs"])
-    assert picture("png") in written["outputs"].values()
-
-
-def test_the_first_drawing_of_the_paper_is_the_slides_and_no_other_picture():
-    paper = new_notebook(cells=[code("a", shown("image/png", picture("png")))])
-    paper.metadata["press"] = {"paper": True, "title": "T"}
-    with pytest.raises(exporters.ReportError, match="the report has no figure"):
-        slides.deck(paper)
-
-
 # --- text ----------------------------------------------------------------------------------------
 
 
@@ -179,18 +162,6 @@ def test_what_a_user_set_for_nbconvert_s_own_exporters_changes_nothing_of_ours(e
     plain, _ = exporter().from_notebook_node(nb)
     actual, written = exporter(config=SETTINGS).from_notebook_node(nb)
     assert actual == plain and written["output_extension"] == exporter.suffix
-
-
-def test_no_class_of_ours_has_the_name_of_one_of_nbconvert_s():
-    """A section of a user's configuration counts for every class of its name."""
-    ours = {
-        name
-        for module in (exporters, preprocessors, slides)
-        for name, value in vars(module).items()
-        if isinstance(value, type) and value.__module__ == module.__name__
-    }
-    theirs = {*dir(nbconvert.exporters), *dir(nbconvert.preprocessors), *dir(nbconvert.filters)}
-    assert {"FusedlibHTMLExporter", "Headings"} <= ours and not ours & theirs
 
 
 MATPLOTLIBRC = """

@@ -1,21 +1,19 @@
 """The slides: how many, what each shows, and that what does not fit is refused in words."""
 
-import re
 from typing import Any
 
 import pandas as pd
 import pytest
 from nbformat import from_dict
 from nbformat.v4 import new_output
-from typer.testing import CliRunner
 
-from press import cli, display, replay
+from press import display
 from press.pages import ReportError, slides
 from press.pages.paper import combined
 from press.pages.slides import FusedlibSlidesExporter, FusedlibSlidesPDFExporter
 from press.render import Section
 from report_sample import code, numbered, outputs_of, text, write
-from slides_checks import PHONE, SCREEN, loads, overflowing, pages, words
+from slides_checks import loads, pages, words
 
 CARD = {
     "machine": "card", "label": "CARD", "own": False, "held": 2, "measured": 3, "count": "2 of 3",
@@ -117,34 +115,10 @@ def test_every_study_is_shown_on_fifteen_slides_at_most(tmp_path, studies, count
             assert (f"holds in 2 of 3 · {name(at)}/{claim}" in text) == there
 
 
-def test_a_single_notebook_is_refused_in_words(tmp_path):
-    path = write(tmp_path / "01.ipynb", text("# One"))
-    with pytest.raises(ReportError, match="paper.ipynb"):
-        FusedlibSlidesExporter().from_filename(str(path))
-
-
-@pytest.mark.parametrize("lacking", ["figure", "abstract", "table “advice”", "section “Limits”"])
-def test_a_report_that_lacks_what_is_shown_is_refused_in_words(tmp_path, lacking):
-    with pytest.raises(ReportError, match=lacking):
-        page(report(tmp_path, 0, [], lacking=lacking))
-
-
 def test_what_does_not_fit_names_its_slide(tmp_path):
     long = [stated(name(1), sentence="word " * 900)]
     with pytest.raises(ReportError, match="Why 1.*too long; shorten its claims"):
         compiled(report(tmp_path, 2, long))
-
-
-def test_numbers_are_bold_and_code_and_names_are_not(tmp_path):
-    numbers = {"a": "2.5×", "b": "1.1–1.2 ms", "c": "ours", "d": "5"}
-    sentence = "2.5× and 1.1–1.2 ms, not 12.5× nor `5`, $5$, 1.5, 5·7 or ours, but 5."
-    claim = stated(name(0), sentence=sentence, numbers=numbers)
-    html = page(report(tmp_path, 1, [claim]))
-    bold = re.findall(r"<strong>(.*?)</strong>", html.replace("\N{WORD JOINER}", ""))
-    # The example's number, then the sentence's.
-    assert [" ".join(b.split()) for b in bold] == ["2.5×", "2.5×", "1.1–1.2 ms", "5"]
-    none = [stated(name(0), sentence="Nothing is counted.", numbers={"who": "ours"})]
-    assert "<p>Nothing is counted.</p>" in page(report(tmp_path, 1, none))
 
 
 def test_a_machine_is_named_where_several_measured_and_unmeasured_is_said(tmp_path):
@@ -166,39 +140,3 @@ def test_links_lead_nowhere_and_say_what_they_named(tmp_path):
     html = page(report(tmp_path, 1, claims_of(1)))
     assert "One card, see Table 1 of the paper." in words(html) and "<a " not in html
     assert "One day." in words(html)
-
-
-def test_the_first_number_is_followed_to_its_rows(tmp_path):
-    deck = slides.deck(numbered(report(tmp_path, 1, claims_of(1))))
-    for part in ("**2.5×**", "`report/results/card`", "`00_study/speed`"):
-        assert part in deck[1]["example"]
-
-
-def test_what_a_page_would_load_is_seen():
-    assert loads('<a href="#x"></a><link href="data:,"><i style="fill: url(#y)">') == []
-    outside = (
-        '<img src="https://a">',
-        "@font-face { src: url(https://a) }",
-        '@import "a"',
-        "<iframe>",
-    )
-    assert [len(loads(text)) for text in outside] == [1] * 4
-
-
-@pytest.mark.parametrize("size", [SCREEN, PHONE])
-def test_long_claims_are_set_smaller_on_the_screen_too(tmp_path, size):
-    long = "A long sentence which says at some length what was measured. " * 9
-    claims = [stated(name(at), n, long) for at in range(12) for n in ("speed", "memory")]
-    html = page(report(tmp_path, 12, claims))
-    assert overflowing(html, tmp_path, size) == []
-    assert overflowing(html.replace("ready.then(fit)", "ready"), tmp_path, SCREEN) != []
-
-
-def test_the_command_says_in_one_line_what_stands_in_its_way(monkeypatch, tmp_path):
-    monkeypatch.setenv("FUSEDLIB_BUILD", str(tmp_path))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the command sets it for its process
-    monkeypatch.setattr(replay, "executed", lambda config, folder, only: None)
-    done = CliRunner().invoke(cli.app, ["slides"])
-    assert done.exit_code == 2 and list(tmp_path.iterdir()) == []
-    assert done.stderr.startswith("fusedlib: the report has no figure")
-    assert done.stderr.count("\n") == 1

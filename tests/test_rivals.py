@@ -1,25 +1,20 @@
 """A rival of one decorated function is in the rows, tables, figures and claims without an edit."""
 
 import dataclasses
-import importlib
 import json
-import pkgutil
 import shutil
-from itertools import pairwise
 
 import pytest
 
-import measure
 from fusedlib import reference
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Unavailable
 from measure import kernels, mlp_memory, mlp_rivals, study, swiglu
 from measure.end_to_end import cases as end_to_end
 from measure.end_to_end import races as end_to_end_course
-from measure.mlp_problem import SwiGLUProblem, draw
 from measure.recording import paths
 from measure.recording.results import DESCRIPTION, Recorder, case_id, read_rows
-from press import display, replay, style
+from press import display, replay
 
 STUDY = "03_kernels"
 MACHINE = "nvidia-h200"
@@ -27,13 +22,6 @@ CASE = (
     "experiment", "group", "provider", "tokens", "hidden_size", "intermediate_size", "dtype",
     "direction", "weight_gradients", "precision", "launch", "device", "repetitions",
 )  # fmt: skip
-
-
-def test_what_bounds_an_operation_is_no_workload_and_says_so():
-    inputs = draw(SwiGLUProblem(2, 3, 5), "cpu")
-    assert rivals.workload(rivals.get(swiglu.TASK, "eager"), inputs).leaves["x"] is inputs.x
-    with pytest.raises(Unavailable, match="products bounds swiglu and gives no y: take another"):
-        rivals.workload(rivals.get(swiglu.TASK, "products"), inputs)
 
 
 def test_a_rival_of_the_notebook_itself_is_registered_and_measured_again_when_it_was_edited(
@@ -113,48 +101,6 @@ def test_a_new_rival_is_everywhere(swift, monkeypatch):
     ), "the fastest rival is it now, and a claim that ours is faster is false"
 
 
-def test_a_new_rival_gets_a_free_colour_and_keeps_everybody_s(swift):
-    assert style.label("swift") == swift
-    known = [(r.label, r.slot) for r in rivals.RIVALS.values() if r.task == "swiglu"]
-    assert rivals.get("swiglu", "swift").slot not in {
-        slot for label, slot in [*known, *rivals.LOOKS.values()] if label != swift
-    }
-    assert style.colour("fused") == style.PALETTE[0]
-
-
-@pytest.mark.parametrize("other", [{"label": "Kernels"}, {"slot": 5}])
-@pytest.mark.parametrize("name", ["fused", "swift"])
-def test_a_name_has_one_label_and_one_slot_in_all_tasks(swift, name, other):
-    kept = rivals.get("swiglu", name)
-    with pytest.raises(ValueError, match=f"'{name}' is '{kept.label}' in slot {kept.slot}"):
-        rivals.rival("another task", name, **other)(lambda: None)
-    rivals.rival("another task", name)(lambda: None)
-    again = rivals.get("another task", name)
-    assert (again.label, again.slot) == (kept.label, kept.slot)
-
-
-def test_no_two_arms_that_are_drawn_together_look_alike(monkeypatch):
-    monkeypatch.syspath_prepend(str(paths.NOTEBOOKS))
-    for module in pkgutil.walk_packages(measure.__path__, "measure."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
-    importlib.import_module("flawed_swiglu")
-    importlib.import_module("flawed_layer")
-    together = [
-        {"swiglu", "mlp"}, {"swiglu", "published swiglu"}, {"mlp", "compile"},
-        {"attention"}, {"mnist"}, {"llama"}, {"loss", "norm", "rope"}, {"compiler"},
-    ]  # fmt: skip
-    arms = rivals.RIVALS.values()
-    assert {r.task for r in arms} == set().union(*together)
-    looks = {(r.name, r.label, r.slot) for r in arms}
-    names = sorted(name for name, _, _ in looks)
-    assert not [a for a, b in pairwise(names) if a == b], "each has one label and one slot"
-    slots = len(style.PALETTE) * len(style.DASHES)
-    for tasks in together:
-        mine = {r.name: r for r in arms if r.task in tasks}.values()
-        assert len({r.slot % slots for r in mine}) == len({r.label for r in mine}) == len(mine)
-
-
 def test_one_function_is_a_rival_in_every_study_that_races_its_operation(monkeypatch, one_thread):
     """Alone (03), its memory and deep stacks (04), and in a whole model (06): right in each."""
     monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
@@ -225,9 +171,3 @@ def test_who_searches_races_beside_all_others_at_the_shapes_named():
         assert {"fused", "quack", "liger"} <= names
     with pytest.raises(ValueError, match="searched has 4·4·4, which models and tuned have not"):
         kernels.races(kernels.Sizes(device="cpu", searched=["4·4·4"]))
-
-
-def test_what_a_family_needs_stands_once():
-    liger = [one for (_, name), one in rivals.RIVALS.items() if name.startswith("liger")]
-    assert {one.task for one in liger} >= {"swiglu", "mlp"}
-    assert all("liger_kernel" in one.requires and one.needs_cuda for one in liger)
