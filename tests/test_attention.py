@@ -2,11 +2,8 @@
 
 import gc
 import math
-import sys
-import warnings
 import weakref
 from dataclasses import replace
-from types import ModuleType
 
 import pandas as pd
 import pytest
@@ -58,22 +55,6 @@ def test_plain_attentions_peak_is_that_of_the_formula(shape):
     assert seen["after_forward_mib"] * MIB == pytest.approx(
         sum(kept("plain", one).values()) + one.linear, abs=64
     )
-
-
-def test_flash_attention_4_gets_tokens_before_heads(monkeypatch):
-    def flash_attn_func(query, key, value, *, causal):
-        assert query.shape == (3, 96, 1, 16) and causal
-        turned = (each.transpose(1, 2) for each in (query, key, value))
-        y = torch.nn.functional.scaled_dot_product_attention(*turned, is_causal=True)
-        return y.transpose(1, 2), None
-
-    cute = ModuleType("flash_attn.cute")
-    cute.flash_attn_func = flash_attn_func
-    for module in (ModuleType("flash_attn"), cute):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    _, operands, work = prepared("flash-4", SHAPES[0])
-    errors = exact.errors(check.results_of(work, operands.dy), exact.results(operands))
-    assert max(error.norm for error in errors.values()) < 1e-5
 
 
 def test_on_cuda_the_softmax_backward_writes_a_square_more():
@@ -203,42 +184,6 @@ def test_backends_are_right(name, dtype):
         check.require(exact.errors(actual, true), baseline, one.torch_dtype)
 
 
-def test_the_measure_is_plain_attention_by_sequence_and_whole(monkeypatch):
-    _, operands, _ = prepared("plain", (32, 8, 4), "float32")
-    true = exact.results(operands)
-    baseline = exact.baseline_errors(operands, true)
-    sizes = []
-
-    def rounding_by_batch(query, key, value):  # as cuBLAS, which splits the sums of one product
-        sizes.append(len(query))
-        return truth_plain(query, key, value) * (1 + 2.5e-7 * len(query))
-
-    truth_plain = exact.plain_attention
-    monkeypatch.setattr(exact, "BLOCK", 32**2)
-    monkeypatch.setattr(exact, "plain_attention", rounding_by_batch)
-    apart = exact.baseline_errors(operands, true, whole=False)
-    assert sizes == [1] * 4
-    both = exact.baseline_errors(operands, true)
-    assert sizes == [1] * 8 + [4]
-    assert baseline["y"].norm < 2e-7 and apart["y"].norm == pytest.approx(2.5e-7, rel=0.3)
-    assert both["y"].norm == pytest.approx(1e-6, rel=0.2)
-
-
-def test_a_measure_that_does_not_fit_whole_is_taken_by_sequence(monkeypatch):
-    _, operands, _ = prepared("plain", (32, 8, 4), "float32")
-    true, plain = exact.results(operands), exact.plain_attention
-
-    def small(query, key, value):
-        if len(query) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return plain(query, key, value)
-
-    monkeypatch.setattr(exact, "BLOCK", 32**2)
-    monkeypatch.setattr(exact, "plain_attention", small)
-    alone = exact.baseline_errors(operands, true, whole=False)
-    assert exact.baseline_errors(operands, true) == alone
-
-
 def test_a_wrong_measure_is_refused(monkeypatch):
     _, operands, _ = prepared("plain", (64, 16, 2), "float32")
     true = exact.results(operands)
@@ -319,22 +264,6 @@ def test_what_is_counted_far_above_the_memory_is_not_tried(tmp_path, monkeypatch
     assert dict(status) == {
         "plain": ["oom (predicted)"], "math": ["oom (predicted)"], "flash": ["ok"]
     }  # fmt: skip
-
-
-def test_a_refusal_keeps_the_reasons_of_the_backend_asked_for():
-    with warnings.catch_warnings(record=True) as given:
-        warnings.simplefilter("always")
-        for text in (
-            "Flash attention kernel not used because: (Triggered internally at /a/b.cpp:1.)",
-            "Expected query, key and value to all be of dtype: {Half, BFloat16}. Got float "
-            "instead. (Triggered internally at /a/b.h:2.)",
-            "cuDNN attention has been runtime disabled. (Triggered internally at /a/c.cpp:3.)",
-        ):
-            warnings.warn(text, stacklevel=1)
-    error = RuntimeError("No available kernel. Aborting execution.")
-    reasons = races._reasons(error, given)
-    assert reasons.startswith("Expected query") and reasons.endswith("Got float instead.")
-    assert races._reasons(error, []) == "No available kernel. Aborting execution."
 
 
 # --- what follows from rows ----------------------------------------------------------------------

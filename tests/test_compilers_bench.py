@@ -202,60 +202,6 @@ def test_memory_of_a_step_is_the_larger_of_its_two_halves(monkeypatch, held, kee
     assert rounded == {"peak_mib": peak, "state_mib": 4, "gradients_mib": 2, "temporaries_mib": 7}
 
 
-class Allocator:
-    """MiB allocated on a card that is not there, as torch's allocator tells it."""
-
-    def __init__(self, monkeypatch, now):
-        self.now = self.peak = now
-        self.workspaces = 64  # of cuBLAS: of this thread, and of the one that runs backward passes
-        for name, call in {
-            "memory_allocated": lambda: self.now * 2**20,
-            "max_memory_allocated": lambda: self.peak * 2**20,
-            "reset_peak_memory_stats": lambda: setattr(self, "peak", self.now),
-        }.items():
-            monkeypatch.setattr(torch.cuda, name, call)
-        clear = "_cuda_clearCublasWorkspaces"
-        monkeypatch.setattr(torch._C, clear, self.clear, raising=False)
-        monkeypatch.setattr(compiling.timing, "synchronize", lambda device: None)
-
-    def take(self, mib):
-        self.now += mib
-        self.peak = max(self.peak, self.now)
-
-    def product(self, temporaries=5):
-        """A call of cuBLAS, whose workspace stays, beside temporaries, which do not."""
-        self.take(0 if self.workspaces else 32)
-        self.workspaces = self.workspaces or 32
-        self.take(temporaries)
-        self.now -= temporaries
-
-    def clear(self):
-        self.now, self.workspaces = self.now - self.workspaces, 0
-
-
-@pytest.mark.parametrize("kind", ["eager", "graph", "graph without cuBLAS", "frees what was there"])
-def test_what_an_arm_holds_is_told_from_the_same_base_whatever_ran_before(monkeypatch, kind):
-    """As torch's CUDA graphs do: workspaces are freed before and after warming up and recording."""
-    card, calls = Allocator(monkeypatch, now=1064), []
-
-    def call():
-        calls.append(kind)
-        if kind == "eager":
-            return card.product()
-        if kind == "frees what was there":
-            return card.take(5 - 500 if len(calls) == 1 else 0)
-        if len(calls) <= 2:  # then it replays, which allocates nothing
-            card.clear()
-            card.product() if kind == "graph" else card.take(0.25)
-            card.clear()
-            if kind != "graph":
-                card.now -= 0.25
-        return None
-
-    held = {"eager": 37, "graph": 37, "graph without cuBLAS": 0.25, "frees what was there": 0}
-    assert compiling.call_until_compiled(call, "cuda")["held_mib"] == held[kind]
-
-
 @pytest.mark.gpu
 def test_what_an_arm_holds_is_the_same_for_the_first_graph_of_a_process_as_for_later_ones():
     x, weight = (torch.randn(256, 256, device="cuda", dtype=torch.bfloat16) for _ in range(2))

@@ -45,13 +45,6 @@ def test_a_rival_that_is_wrong_at_a_length_has_no_time(monkeypatch):
         fresh.run("fresh_targets:lengths_of_a_wrong_rival", arguments, timeout_s=limits.PROCESS_S)
 
 
-def test_kernels_are_counted_in_the_cache_of_the_process(tmp_path):
-    (tmp_path / "deep").mkdir()
-    for name in ("a.cubin", "deep/b.cubin", "c.ptx"):
-        (tmp_path / name).touch()
-    assert lengths._compiled(str(tmp_path)) == 2
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("warmed", [False, True])
 def test_ours_compiles_a_few_kernels_for_all_lengths(warmed):

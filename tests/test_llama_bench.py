@@ -1,7 +1,6 @@
 """Study 10's measuring: arms stay apart and are right; where memory goes and how far it lasts."""
 
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
@@ -10,9 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from fusedlib.bench import check, rivals, sustained
-from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.settings import matmul_settings
+from fusedlib.bench import rivals, sustained
 from measure import llama
 from measure.llama import alone, arms, exact, races, study
 from measure.recording import results
@@ -69,15 +66,6 @@ def test_every_part_of_ours_takes_turns_and_is_right(tmp_path):
         assert row["tokens"] == 64
 
 
-@pytest.mark.parametrize("name", ["inductor-layers", "fused-inductor-layers"])
-def test_an_arm_compiled_by_layer_compiles_each_and_is_itself_not_compiled(monkeypatch, name):
-    compiled = []
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda layer, **how: compiled.append(layer))
-    model = llama.build("two layers", "float32", "cpu")
-    assert rivals.get(llama.TASK, name).build(model) is model
-    assert compiled == list(model.model.layers)
-
-
 def test_a_wrong_gradient_gets_no_time(tmp_path, broken):
     row = raced(tmp_path, [llama.BASELINE, "broken"])["broken"]
     assert row["status"] == "wrong" and "median_ms" not in row
@@ -89,37 +77,6 @@ def test_a_whole_step_has_its_optimizer_and_trains_nobody_elses_weights(tmp_path
     for row in rows.values():
         assert row["optimizer_median_ms"] > 0
         assert row["loss"] == pytest.approx(rows[llama.BASELINE]["loss"], rel=1e-6)
-
-
-def loaded(folder, monkeypatch, arms):
-    """Rows of arms under load, on the CPU."""
-    for name, value in {"HEAT_S": 0.01, "SETTLE_S": 0.0, "BURST_MS": 1.0}.items():
-        monkeypatch.setattr(sustained, name, value)
-    own = recorder(folder)
-    event = replace(llama.LOADED, available=lambda case: None)
-    turns = llama.cases("step", arms, **TINY | TURNS)
-    own.race(event, sustained.loaded_cases(turns, seconds=0.05))
-    return results.read_rows(own.path)
-
-
-def test_under_load_an_arm_s_step_is_forward_and_backward_and_nothing_waits(tmp_path, monkeypatch):
-    issued = []
-    real = llama.LlamaTrainer.issue
-
-    def issue(program):
-        issued.append(program.optimizer)
-        sections = real(program)
-        monkeypatch.setattr(sections, "elapsed_ms", None)  # what waits for the card calls it
-        return sections
-
-    monkeypatch.setattr(llama.LlamaTrainer, "issue", issue)
-    rows = loaded(tmp_path, monkeypatch, [llama.BASELINE, "fused"])
-    assert [(r["round"], r["provider"], r["status"]) for r in rows] == [
-        (1, "huggingface", "ok"), (1, "fused", "ok"), (2, "fused", "ok"), (2, "huggingface", "ok"),
-    ]  # fmt: skip
-    assert len(issued) >= 2 * 2 * 5 and not any(issued)
-    assert {(r["experiment"], r["race"], r["tokens"]) for r in rows} == {("sustained", "step", 64)}
-    assert all(r["gradients_error"] < 1e-5 and r["median_ms"] > 0 for r in rows)
 
 
 @pytest.mark.parametrize("model", ["two layers", "two small layers"])
@@ -170,15 +127,6 @@ def test_the_floor_of_a_race_in_fp32_is_that_of_its_products(tmp_path, broken, l
     assert [row["status"] for row in rows] == status
     assert all(row["gradients_error"] == pytest.approx(louder, rel=0.05) for row in rows)
     assert {row["path"] for row in rows if row["status"] == "ok"} <= {None}
-
-
-def test_a_loss_at_full_size_may_be_off_by_what_its_products_and_sums_are():
-    assert races._loss_roundoff("bfloat16", 8192) == 2.0**-8 and check.FLOOR_ROUNDOFFS == 4
-    assert races._loss_roundoff("float32", 4) == 2 * 2.0**-24
-    assert races._loss_roundoff("float32", 4096) == 64 * 2.0**-24
-    with matmul_settings("high", True):
-        assert races._loss_roundoff("float32", 4096) == 2.0**-11
-        assert races._loss_roundoff("bfloat16", 4096) == 2.0**-8
 
 
 FAMILIES = {
@@ -263,12 +211,6 @@ def test_the_furthest_is_found_between_what_fits_and_what_does_not(base, each):
     assert slope == pytest.approx(each, rel=0.01)
     with pytest.raises(MemoryError, match="at 400 or 800 already"):
         alone.furthest(peak, 400, 1000.0)
-
-
-def test_a_cpu_has_no_limit_to_find():
-    [case] = llama.cases("limit", [llama.BASELINE], grows="batch", **TINY)
-    with pytest.raises(Unavailable, match="only a CUDA card"):
-        llama.measure(case)
 
 
 # --- does an arm train as Hugging Face does? ------------------------------------------------------
