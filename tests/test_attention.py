@@ -1,8 +1,6 @@
 """Study 07: its counts against what is seen, its truth, its cases and its race."""
 
-import gc
 import math
-import weakref
 from dataclasses import replace
 
 import pandas as pd
@@ -57,12 +55,6 @@ def test_plain_attentions_peak_is_that_of_the_formula(shape):
     )
 
 
-def test_on_cuda_the_softmax_backward_writes_a_square_more():
-    one = AttentionProblem(4096, 64, 8, "bfloat16")
-    more = problem.plain_peak(one, "cuda") - problem.plain_peak(one, "cpu")
-    assert more == one.square
-
-
 class Traffic(TorchDispatchMode):
     """Bytes of the operands and results of every operation that is no view."""
 
@@ -111,20 +103,6 @@ def test_flops_are_those_of_torchs_counter(shape):
     for direction, counted in whole.items():
         below = counted * (one.context_length + 1) // (2 * one.context_length)
         assert flops(one, direction, fused=True) == below
-
-
-def test_what_the_hooks_saw_is_freed():
-    one = draw(AttentionProblem(16, 8, 1, "float32"), "cpu")
-    leaves, seen = one.leaves(), []
-
-    def forward():
-        p = (leaves["query"] @ leaves["key"].mT).softmax(-1)
-        seen.append(weakref.ref(p))
-        return p @ leaves["value"]
-
-    footprint.measure(Workload(forward, leaves), one.dy)
-    gc.collect()
-    assert seen and all(p() is None for p in seen)
 
 
 # --- the truth -----------------------------------------------------------------------------------

@@ -107,19 +107,6 @@ def test_an_unwritable_folder_is_one_line_and_status_2_before_anything_runs(monk
     assert not products.copy_path("run_ok").exists()
 
 
-def test_folders_may_have_names_that_the_terminal_cannot_show(tmp_path):
-    folder = tmp_path / os.fsdecode("Zoë".encode("latin-1"))
-    done = subprocess.run(
-        [sys.executable, "-m", "press", "run", "--profile", "quick", "--only", "run_ok",
-         "--config", str(STUDY_FILE)],
-        env={**os.environ, "PYTHONPATH": PACKAGES, "PYTHONIOENCODING": "latin-1:strict",
-             "FUSEDLIB_BUILD": str(folder / "build"), "FUSEDLIB_RESULTS": str(folder / "rows")},
-        capture_output=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert (folder / "build" / "notebooks" / "run_ok.ipynb").exists()
-
-
 # --- record and pack -----------------------------------------------------------------------------
 
 
@@ -150,19 +137,6 @@ def recorder(monkeypatch):
     monkeypatch.undo()
     for function in remembered:
         function.cache_clear()
-
-
-def test_record_says_beforehand_what_it_takes_and_a_dry_one_measures_nothing(recorder, tmp_path):
-    given = recorder
-    done = call("record", "--minutes", "5", "--dry")
-    assert done.exit_code == 0, done.stderr
-    everything, chosen = done.stdout.split("within 5 minutes:")
-    assert "recording " in everything and "-ccccccc on nvidia-h100:" in everything
-    assert ["run_ok", "2", "2", "1.8"] in [line.split() for line in everything.splitlines()]
-    assert ["run_fails", "1", "0", "10.3"] in [line.split() for line in everything.splitlines()]
-    assert ["all", "3", "2", "12.2"] in [line.split() for line in everything.splitlines()]
-    assert "run_ok" in chosen and "run_fails" not in chosen
-    assert given == [] and not (tmp_path / "rows").exists()
 
 
 def test_record_measures_what_is_asked_and_goes_on_with_the_recording_of_this_card(

@@ -3,7 +3,6 @@
 import signal
 import time
 from functools import partial
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -13,12 +12,11 @@ import fusedlib
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Attempt
 from measure import compilers, compiling, llama
-from measure.compilers import changing, samplers, study, subjects
+from measure.compilers import changing, samplers, study
 from measure.compilers.arms import Arm
 from measure.compilers.case import require_possible
 from measure.compilers.samplers import SAMPLERS
 from measure.recording import results
-from press import published
 
 pytest.importorskip("transformers")
 SMALL = {
@@ -176,32 +174,6 @@ def test_layers_compiled_as_the_notebook_says_share_a_graph_and_see_padding(fuse
         assert len(graphs) == number
 
 
-@pytest.mark.parametrize(
-    ("held", "keeps", "peak"),
-    [(30, False, 2 + 4 + 30), (3, False, 2 + 4 + 9), (3, True, 2 + 4 + 10)],
-)
-def test_memory_of_a_step_is_the_larger_of_its_two_halves(monkeypatch, held, keeps, peak):
-    """Weights of 2 MiB, moments of 4, gradients of 2, temporaries of 7; a graph gives none back."""
-    before, at_most = 100 * 2**20, 107 * 2**20
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: before)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: at_most)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    model = torch.nn.Linear(2**9, 2**10, bias=False)
-    optimizer = torch.optim.Adam(model.parameters())
-
-    def issue():
-        model.zero_grad()
-        model(torch.ones(1, 2**9)).sum().backward()
-        optimizer.step()
-
-    issue()
-    actual = subjects.taken(SimpleNamespace(model=model, optimizer=optimizer, issue=issue), held,
-                            keeps)  # fmt: skip
-    rounded = {name: round(value) for name, value in actual.items()}
-    assert rounded == {"peak_mib": peak, "state_mib": 4, "gradients_mib": 2, "temporaries_mib": 7}
-
-
 @pytest.mark.gpu
 def test_what_an_arm_holds_is_the_same_for_the_first_graph_of_a_process_as_for_later_ones():
     x, weight = (torch.randn(256, 256, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -260,21 +232,6 @@ def test_a_dynamic_training_is_stopped_and_its_row_says_when(arm):
     assert actual["n"] < 40 and actual["total_s"] is None
     assert f"after {actual['n']} of 40" in actual["stopped"]
     assert actual["lengths"] == changing.lengths(case)[: actual["n"]]
-
-
-def test_lengths_are_the_same_for_all_arms_and_lie_within_bounds():
-    first, second = cases("dynamic", ["huggingface", "fused"], repetitions=50)
-    drawn = changing.lengths(first)
-    assert drawn == changing.lengths(second)
-    assert min(drawn) >= changing.SHORTEST and max(drawn) <= 24 and len(set(drawn)) > 4
-
-
-def test_a_model_is_itself_again_after_fp32():
-    model = torch.nn.Linear(8, 8, dtype=torch.bfloat16)
-    before = model.weight.detach().clone()
-    with subjects.in_fp32(model):
-        assert model.weight.dtype == torch.float32
-    assert model.weight.dtype == torch.bfloat16 and torch.equal(model.weight, before)
 
 
 # --- what follows from the rows ------------------------------------------------------------------
@@ -337,17 +294,3 @@ def test_memory_of_a_training_is_shown_where_it_was_counted_from_nothing():
     old = a_call("fused", "training", "training", **step)
     new = a_call("fused", "training", "training", temporaries_mib=0.0, **step)
     assert [*described(old, new)["peak_gib"].fillna(-1)] == [-1, 2]
-
-
-def test_published_tables_get_the_implementation_that_was_measured_like_them():
-    rows = study.from_tables(published.as_rows("litgpt", "11_compilers"))
-    inductor = rows[rows["method"] == "inductor"].set_index("work")["provider"]
-    assert inductor.to_dict() == {
-        "forward": "inductor", "inference": "inductor-graphs", "generation race": "inductor-graphs",
-        "training sgd": "inductor-graphs", "dynamic": "inductor",
-        "distributed fsdp2-2": "inductor-layers", "distributed fsdp2-3": "inductor-layers",
-    }  # fmt: skip
-    ratio = rows.set_index(["work", "provider"])["ratio"]
-    assert ratio["forward", "inductor"] == pytest.approx(1.48 / 1.18)
-    assert ratio["inference", "thunder"] == pytest.approx(40.0 / 46.7)
-    assert {*rows["work"]} <= {*study.WORKS}

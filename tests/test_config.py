@@ -1,6 +1,5 @@
 """study.toml: what it may hold, and what is said when it holds something else."""
 
-import json
 import shutil
 
 import nbformat
@@ -108,18 +107,3 @@ def test_auto_takes_full_on_a_gpu_of_80_gb(device, memory_gib, profile):
     chosen, why = config.fitting_profile(device, "card", memory_gib)
     assert chosen == profile
     assert why
-
-
-def test_a_guide_has_its_heading_s_title_and_one_that_is_not_there_is_refused(tmp_path):
-    cell = {"cell_type": "markdown", "id": "a", "metadata": {}, "source": ["# Tour: ten minutes"]}
-    for name in ("00_tour", "01_x"):
-        text = json.dumps({"cells": [cell]})
-        (tmp_path / f"{name}.ipynb").write_text(text, encoding="utf-8")
-    study = '[[study]]\nname = "01_x"\ntitle = "X"\nquestion = "?"\nquick = {}\nfull = {}\n'
-    file = tmp_path / "study.toml"
-    file.write_text(f'guides = ["00_tour"]\n{study}', encoding="utf-8")
-    [guide] = config.load(file).guides
-    assert (guide.name, guide.title, guide.question) == ("00_tour", "Tour", "")
-    file.write_text(f'guides = ["15_gone"]\n{study}', encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"15_gone\.ipynb"):
-        config.load(file)

@@ -13,7 +13,6 @@ from fusedlib.bench import rivals, sustained
 from measure import llama
 from measure.llama import alone, arms, exact, races, study
 from measure.recording import results
-from press import published
 
 transformers = pytest.importorskip("transformers")
 TINY = {"model": "two layers", "dtype": "float32", "batch_size": 2, "context_length": 32,
@@ -90,30 +89,6 @@ def test_flops_are_those_of_the_products_and_of_half_the_attention(model):
     products = by_operator["aten.mm"]  # the rotation's angles are a bmm
     attention = 3 * 2 * 2 * 64 * 32 * 128 * 2 // 2  # two layers, two products, half of it masked
     assert races.flops(case) == products + attention
-
-
-def test_in_fp32_a_race_has_torch_s_setting_and_hugging_face_s_error_at_it(tmp_path, monkeypatch):
-    seen = []
-    real = exact.ExactModel.of
-
-    def judge(case):
-        seen.append((case["precision"], torch.get_float32_matmul_precision()))
-        return real(case)
-
-    monkeypatch.setattr(exact.ExactModel, "of", judge)
-    asked = [
-        case for precision in ("highest", "high")
-        for case in llama.cases(
-            "fp32", [llama.BASELINE, "fused"], precision=precision, **TINY | TURNS
-        )
-    ]  # fmt: skip
-    own = recorder(tmp_path)
-    own.race(llama.FP32, asked)
-    assert seen == [("highest", "highest"), ("high", "high")]
-    assert torch.get_float32_matmul_precision() == "highest"
-    rows = results.read_rows(own.path)
-    assert [r["status"] for r in rows] == ["ok"] * 4
-    assert len({r["session"] for r in rows}) == 2
 
 
 @pytest.mark.parametrize(("louder", "status"), [(1e-5, ["wrong", "ok"]), (0.01, ["wrong"] * 2)])
@@ -363,21 +338,6 @@ def test_an_error_that_is_missing_or_not_finite_is_the_largest():
     assert rows["worst_gradient"].tolist()[:3] == [float("inf"), 1.0, float("inf")]
     assert rows["missed"].tolist()[:3] == [1, 0, 2]
     assert rows[["worst_gradient", "missed"]].iloc[3].isna().all()
-
-
-def test_published_figures_have_the_columns_of_rows():
-    rows = study.from_tables(published.as_rows("llama", "10_llama"))
-    drawn = rows[rows["experiment"] == "step"]
-    assert len(drawn) == 24 and drawn["median_ms"].isna().all()
-    assert set(rows["weights_on"]) == {"CPU"} and set(rows["dtype"]) == {"float16"}
-    [one] = drawn[(drawn["size"] == "1 × 1,024") & (drawn["provider"] == "liger")].to_dict(
-        "records"
-    )
-    assert one["tokens_per_s"] == 320.09 and one["tokens"] == 1024
-    assert one["activations_gib"] == pytest.approx(3596417536 / 2**30)
-    sizes = study.grown(rows).groupby("grows")["grown_to"].agg(lambda size: sorted(set(size)))
-    assert sizes["batch"] == [1, 4, 8, 16, 32, 64, 96, 112]
-    assert sizes["context"] == [512, 1024, 2048, 4096, 8192, 16384, 24576]
 
 
 def test_steps_and_peaks_come_apart_into_figures_and_parts():

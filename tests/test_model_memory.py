@@ -1,7 +1,5 @@
 """Study 09's formulas against what autograd and the allocator of a CPU really hold, to the byte."""
 
-import gc
-import weakref
 from collections import Counter
 
 import pandas as pd
@@ -108,15 +106,6 @@ def test_what_cannot_fit_is_predicted_and_not_tried():
     figures, status, reason = outcome(Measure(), huge)
     assert (figures, status) == ({}, "oom (predicted)") and " GiB counted, more than" in reason
     model_memory.check_size(case("step", "fp32"))
-
-
-def test_nothing_stays_of_a_model_whose_graph_was_looked_at():
-    one = program("bf16 autocast")
-    storage = weakref.ref(one.model.embedding.weight.untyped_storage())
-    model_memory.saved_bytes(one)
-    del one
-    gc.collect()
-    assert storage() is None
 
 
 # --- checkpoints ---------------------------------------------------------------------------------

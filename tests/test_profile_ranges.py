@@ -52,11 +52,6 @@ def test_ranges_change_no_result(attention, dtype):
         assert torch.equal(a, b) and torch.equal(a, c)
 
 
-def test_no_two_ranges_of_a_thread_overlap_without_nesting():
-    for event, around in trace.nested(recorded("plain").ranges):
-        assert around is None or event.end <= around.end, f"{event} outlives {around}"
-
-
 def test_every_product_of_the_backward_pass_is_somebodys():
     actual = recorded("plain")
     backward = actual.last("backward")

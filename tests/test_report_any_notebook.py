@@ -205,21 +205,6 @@ def test_figures_are_the_same_whatever_the_user_s_matplotlibrc_says(tmp_path):
     assert drawn[0].startswith("<?xml") and drawn[0] == drawn[1]
 
 
-def test_answers_fold_on_a_page_and_stand_in_the_pdf(tmp_path):
-    """HTML in Markdown is text, but for the fold that the web and JupyterLab know too."""
-    folded = (
-        "**Predict:** how many?\n\n<details><summary>What happened?</summary>\n\nSeven $x^2$ of "
-        "*them*.\n</details>\n\nThen <b>go on</b>."
-    )
-    notebook = new_notebook(cells=[new_markdown_cell(f"# One\n\n{folded}")])
-    page, _ = FusedlibHTMLExporter().from_notebook_node(deepcopy(notebook))
-    fold = page[page.index('<details class="answer">') : page.index("</details>\n<p>Then")]
-    assert "<summary>What happened?</summary>" in fold and "<em>them</em>" in fold
-    assert "&lt;b&gt;go on" in page and "&lt;details" not in page
-    source, _ = FusedlibTypstExporter().from_notebook_node(deepcopy(notebook))
-    assert '#emph("What happened?")' in source and source.index("Seven") > source.index("What hap")
-
-
 def test_a_committed_picture_is_part_of_the_page(monkeypatch, tmp_path):
     """Wherever the page lies; a picture that is not drawn yet is left out, and the words stay."""
     (tmp_path / "figures").mkdir()

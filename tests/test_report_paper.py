@@ -31,7 +31,7 @@ from press.running.config import DETAILS, FRAME
 from press.running.products import copy_path
 from press.words import numbers_of, rewritten
 from report_sample import numbered
-from slides_checks import PHONE, SCREEN, loads, overflowing, pages
+from slides_checks import loads, pages
 from slides_checks import words as text_of
 
 GUIDES = [guide.name for guide in config.load().guides]
@@ -241,8 +241,3 @@ def test_slides_show_every_study_with_its_headlines_and_each_machine_s_standing(
             standing = " ".join(plain_text(standing).split())  # it may quote a recording's sentence
             assert f"{claim.headline}. {sentence} {standing}" in shown
     assert "not recorded yet" not in shown and "error in the claim" not in shown
-
-
-@pytest.mark.parametrize("size", [SCREEN, PHONE])
-def test_slides_fit_the_window(deck, tmp_path, size):
-    assert overflowing(deck[0], tmp_path, size) == []

@@ -12,13 +12,10 @@ import nbconvert
 import nbformat
 import pandas as pd
 import pytest
-import typst
 
 from press import display
-from press.pages import ReportError
 from press.pages.paper import Section
 from press.render import render
-from press.running.products import WriteError
 from printed import printed as printed_by_typst
 from report_sample import (
     code,
@@ -265,11 +262,6 @@ def test_what_is_left_out(page: Page, hidden: str) -> None:
     assert hidden not in page.text
 
 
-def test_maths_is_mathml(page: Page) -> None:
-    assert page.source.count('<math display="block"') == 2
-    assert "<mtable>" in page.source and "5$ and" in page.text
-
-
 def test_links_to_notebooks_lead_to_their_sections_and_to_each_other(
     page: Page, rendered: Path
 ) -> None:
@@ -327,22 +319,3 @@ def test_pdf_has_pages_contents_and_a_title(rendered: Path) -> None:
     assert content.startswith(b"%PDF-") and b"/Outlines" in content
     assert b"/StructTreeRoot" in content  # tagged, for screen readers
     assert b"CreationDate" not in content
-
-
-def test_what_typst_refuses_for_no_text_or_picture_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(main: Path, **options: object) -> bytes:
-        raise RuntimeError("no fonts")
-
-    monkeypatch.setattr(typst, "compile", refuse)
-    notebook = write(tmp_path / "n.ipynb", text("# T"))
-    with pytest.raises(ReportError, match="Typst cannot set the PDF: no fonts"):
-        render([Section("n", "N", notebook, None)], tmp_path / "out")
-    assert (tmp_path / "out" / "report.html").exists()
-
-
-def test_an_unwritable_folder_is_an_error(tmp_path: Path, sections: list[Section]) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(WriteError, match="FUSEDLIB_BUILD"):
-        render(sections[:1], tmp_path / "file")

@@ -121,22 +121,7 @@ def test_what_does_not_fit_names_its_slide(tmp_path):
         compiled(report(tmp_path, 2, long))
 
 
-def test_a_machine_is_named_where_several_measured_and_unmeasured_is_said(tmp_path):
-    other = CARD | {"machine": "other", "label": "OTHER", "text": "does not hold"}
-    none = [v | {"measured": 0} for v in (CARD, MINE)]
-    claims = [stated(name(0), standings=[CARD, other]), stated(name(1), standings=none)]
-    shown = words(page(report(tmp_path, 2, claims)))
-    assert "holds in 2 of 3 on the CARD, does not hold on the OTHER · 00_study/speed" in shown
-    assert "not recorded yet · 01_study/speed" in shown and "holds here" not in shown
-
-
 def test_a_study_without_recorded_claims_shows_its_question_and_no_empty_axes(tmp_path):
     html = page(report(tmp_path, 2, []))
     assert words(html).count("None of its headline claims rests on recorded rows yet") == 2
     assert html.count("<figure>") == 1 and "Why 1?" in html
-
-
-def test_links_lead_nowhere_and_say_what_they_named(tmp_path):
-    html = page(report(tmp_path, 1, claims_of(1)))
-    assert "One card, see Table 1 of the paper." in words(html) and "<a " not in html
-    assert "One day." in words(html)

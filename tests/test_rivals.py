@@ -9,7 +9,7 @@ import pytest
 from fusedlib import reference
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Unavailable
-from measure import kernels, mlp_memory, mlp_rivals, study, swiglu
+from measure import mlp_memory, mlp_rivals, study, swiglu
 from measure.end_to_end import cases as end_to_end
 from measure.end_to_end import races as end_to_end_course
 from measure.recording import paths
@@ -132,42 +132,3 @@ def test_a_package_inside_one_that_is_not_there_is_not_there(package):
     with pytest.raises(Unavailable, match=f"the package {package} is not installed"):
         rivals_own.check_available("cpu", "float32")
     dataclasses.replace(rivals_own, requires=("fusedlib.bench",)).check_available("cpu", "float32")
-
-
-def test_a_row_says_how_long_a_search_took(monkeypatch, one_thread):
-    monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
-
-    @rivals.rival(swiglu.TASK, "searching", slot=20)
-    def searching(inputs):
-        """What it finds is eager."""
-        return swiglu.searched(rivals.get(swiglu.TASK, "eager").build(inputs), inputs)
-
-    [case] = swiglu.cases(
-        ["8·16·24"], ["searching"], repetitions=1, dtype="float32", device="cpu",
-        directions=["forward"],
-    )  # fmt: skip
-    setup = swiglu.Setup(case)
-    assert setup.check(case).figures["search_s"] > 0
-    assert not rivals.get(swiglu.TASK, "searching").build(setup.inputs).gradients()
-
-
-def test_who_searches_races_beside_all_others_at_the_shapes_named():
-    sized = kernels.Sizes(
-        device="cpu", models=["8·16·24", "8·24·32"], tuned=["16·16·24"], also=["liger-mlp"],
-        searched=["8·24·32", "16·16·24"], large_fp32=["8·16·24"], also_fp32=["triton-tf32x3"],
-    )  # fmt: skip
-    cases = kernels.races(sized)
-    by_race: dict[tuple, set[str]] = {}
-    for case in cases:
-        alike = tuple((k, v) for k, v in case.items() if k != "provider")
-        by_race.setdefault(alike, set()).add(case["provider"])
-    for race, names in by_race.items():
-        case = dict(race)
-        shape = f"{case['tokens']}·{case['hidden_size']}·{case['intermediate_size']}"
-        course = case["group"] in ("models", "tuned")
-        assert ("quack-searched" in names) == (course and shape in sized.searched)
-        assert ("liger-mlp" in names) == course
-        assert ("triton-tf32x3" in names) == (case["group"] == "large fp32")
-        assert {"fused", "quack", "liger"} <= names
-    with pytest.raises(ValueError, match="searched has 4·4·4, which models and tuned have not"):
-        kernels.races(kernels.Sizes(device="cpu", searched=["4·4·4"]))

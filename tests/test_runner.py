@@ -177,26 +177,6 @@ def test_the_frame_reads_all_rows(study):
     assert not runner.is_unchanged(job)
 
 
-def test_what_only_shows_rows_runs_in_this_process_as_far_as_it_comes(study, tmp_path):
-    path = tmp_path / "sections" / "run_ok.ipynb"
-    path.parent.mkdir()
-    cells = [nbformat.v4.new_code_cell("profile: str = 'quick'  # whose rows")]
-    cells[0].metadata["tags"] = ["parameters"]
-    shown = "import os\nfrom press import display\ndisplay.prose(f'{profile} in {os.getpid()}')"
-    cells += map(nbformat.v4.new_code_cell, (shown, "raise ValueError('it broke here')"))
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-    part = config.Study("run_ok" + config.DETAILS, "", "", path, {"full": {}})
-    [job] = runner.jobs([part], [], "full")
-    stream = io.StringIO()
-    outcome = runner.execute(job, monitor.Monitor(1, stream))
-    assert (outcome.status, outcome.error) == ("failed", "cell 4: ValueError: it broke here")
-    notebook = nbformat.read(outcome.copy, as_version=4)
-    [prose, error] = outputs_of(outcome.copy)
-    assert prose["data"]["text/plain"] == f"full in {os.getpid()}"
-    assert notebook.cells[3].outputs == [error] and error.ename == "ValueError"
-    assert "started, 4 cells" in stream.getvalue()
-
-
 def test_kernels_that_the_users_home_registers_are_not_used(study, tmp_path, monkeypatch):
     folder = tmp_path / "home" / "share" / "kernels" / "python3"
     folder.mkdir(parents=True)

@@ -32,36 +32,6 @@ def test_a_wrong_setting_is_refused_before_anything_runs(setting, message):
         runner.jobs(parts, [setting], "quick")
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "text"),
-    [
-        ("repetitions", "two", "two"),  # in the table of sizes
-        ("repetitions", 1, "1"),
-        ("sweep_widths", [64, 0], "64,0"),  # a knob
-        ("device", "mps", "mps"),
-        ("half_dtypes", ["fp8"], "fp8"),
-        ("rivals", ["ligr"], "ligr"),  # which no type refuses
-        ("models", ["64·128"], "64·128"),
-    ],
-)
-def test_a_wrong_size_is_refused_in_the_same_words_wherever_it_comes_from(
-    monkeypatch, name, value, text
-):
-    parts = config.load().select(["03_kernels"])
-    monkeypatch.setitem(studies._entries()["03_kernels"], "full", {name: value})
-    kernels, sentences = studies.load("03_kernels"), []
-    for measure in (
-        lambda: studies.measure("03_kernels", {name: value}),
-        lambda: studies.measure("03_kernels", {"profile": "full"}, **{name: value}),
-        lambda: runner.jobs(parts, [f"{name}={text}"], "quick"),
-        lambda: kernels.cases(studies.full_sizes(kernels)),
-    ):
-        with pytest.raises(SizesError, match="^03_kernels: ") as refused:
-            measure()
-        sentences.append(str(refused.value))
-    assert len({*sentences}) == 1
-
-
 def test_a_setting_reaches_every_size_and_every_knob():
     [kernels] = config.load().select(["kernels"])
     settings = ["repetitions=7", "sweep_widths=64", "03_kernels.load_seconds=2"]

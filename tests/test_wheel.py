@@ -1,6 +1,5 @@
 """The wheel has the library and nothing else; notebooks find what lies beside them."""
 
-import ast
 import os
 import shutil
 import subprocess
@@ -170,22 +169,6 @@ def test_a_race_needs_the_wheel_and_torch_alone(clean_python: Path, tmp_path: Pa
     alone = without_this_clone()
     subprocess.run([str(clean_python), "-c", RACE], check=True, cwd=tmp_path, env=alone)
     assert not list(tmp_path.iterdir()), "nothing is written"
-
-
-def test_bench_imports_what_the_wheel_or_its_extra_asks_for() -> None:
-    project = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())["project"]
-    lines = project["dependencies"] + project["optional-dependencies"]["bench"]
-    declared = {Requirement(line).name for line in lines}
-    provided_by = metadata.packages_distributions()
-    for path in (paths.ROOT / "fusedlib" / "bench").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "extra":
-                names += [ast.literal_eval(node.args[0])]
-            for top in {name.partition(".")[0] for name in names} - {"fusedlib", "", "__future__"}:
-                known = top in sys.stdlib_module_names or {*provided_by.get(top, [])} & declared
-                assert known, f"{path.name} imports {top}"
 
 
 def test_a_missing_package_of_the_extra_is_named_with_what_to_do(
