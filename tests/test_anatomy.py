@@ -143,7 +143,7 @@ def test_errors_are_taken_in_tiles_of_any_size(flawed):
     first = next(c for c in cases if c["hidden_size"] == 128)
     wide = next(c for c in cases if c["hidden_size"] == 256)
     assert anatomy.errors(first)["y_error"] < 1e-6 and anatomy.errors(wide)["y_error"] > 0.9
-    with pytest.raises(study.SizesError, match="error_widths: 192 is no multiple of 128"):
+    with pytest.raises(study.SizesError, match="error_widths.*192"):
         anatomy.STUDY.plan(anatomy.Sizes(device="cpu", error_tokens=[128], error_widths=[192]))
 
 

@@ -170,7 +170,7 @@ def test_a_wrong_measure_is_refused(monkeypatch):
         return (query @ key.mT / 4).softmax(-1) @ value
 
     monkeypatch.setattr(exact, "plain_attention", without_mask)
-    with pytest.raises(ValueError, match=r"misses float64 in y by .* no measure"):
+    with pytest.raises(ValueError, match="float64 in y"):
         exact.baseline_errors(operands, true)
 
 

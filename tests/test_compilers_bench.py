@@ -281,14 +281,6 @@ def test_compiling_has_paid_when_what_it_saves_is_what_it_took(ms, calls):
     assert eager == -1 and compiled == (calls or -1), "a saving below 2 % does not count"
 
 
-def test_steps_of_a_training_that_was_cut_off_are_drawn_as_far_as_it_came():
-    lines = [a_call(name, "dynamic", "training", median_ms=1e3, samples_ms=ms)
-             for name, ms in (("huggingface", [1e3, 2e3]), ("thunder", [5e3]))]  # fmt: skip
-    rows = study.by_iteration(described(*lines))
-    assert [*rows["elapsed_s"]] == [1, 3, 5] and [*rows["iteration"]] == [1, 2, 1]
-    assert [*rows["done"]] == [2, 2, 1]
-
-
 def test_memory_of_a_training_is_shown_where_it_was_counted_from_nothing():
     step = {"optimizer": "sgd", "median_ms": 1.0, "peak_mib": 2048.0}
     old = a_call("fused", "training", "training", **step)

@@ -48,14 +48,14 @@ def test_what_differs_from_one_process_is_wrong(name):
 
 def test_what_is_not_there_is_unavailable(monkeypatch):
     measure = distributed.measure
-    with pytest.raises(Unavailable, match="needs 99 GPUs, one a process"):
+    with pytest.raises(Unavailable, match="99"):
         measure(a_case(processes=99) | {"device": "cuda"})
     with pytest.raises(Unavailable, match="needs a CUDA GPU"):
         measure(a_case(provider="liger"))
     with pytest.raises(Unavailable, match="CUDA graph"):
         measure(a_case(provider="fused-graph"))
     for whole in ("inductor", "inductor-causal", "fused-inductor"):
-        with pytest.raises(Unavailable, match="take inductor-layers or fused-inductor-layers"):
+        with pytest.raises(Unavailable, match="inductor-layers"):
             measure(a_case(provider=whole))
     monkeypatch.setattr(distributed, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match=r"pip install '.\[llama\]'"):

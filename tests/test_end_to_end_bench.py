@@ -10,7 +10,7 @@ from torch import nn
 from fusedlib.bench import machine, rivals
 from fusedlib.ops.linear import function as projection
 from fusedlib.patch import apply
-from measure import compiling, mlp_rivals
+from measure import mlp_rivals
 from measure.end_to_end import cases, measure, races, study
 from measure.recording import results
 from models import flops, transformer
@@ -176,15 +176,6 @@ def test_a_compiler_that_fails_says_why_and_eager_has_its_row(tmp_path, entrants
     rows = raced(tmp_path, "model")
     assert [rows[name]["status"] for name in ("eager", "broken")] == ["ok", "failed"]
     assert "no such backend" in rows["broken"]["reason"]
-
-
-def test_compile_time_leaves_out_what_a_step_takes_anyway(monkeypatch):
-    now = iter([0.0, 5.0, 5.0, 7.0])  # before and after each step
-    compiled = [0]
-    monkeypatch.setattr(compiling, "graphs_compiled", lambda: compiled[0])
-    monkeypatch.setattr(compiling.time, "perf_counter", lambda: next(now))
-    actual = compiling.call_until_compiled(lambda: compiled.__setitem__(0, 1), "cpu", 1)
-    assert (actual["compile_s"], actual["compile_steps"], actual["graphs"]) == (3.0, 1, 1)
 
 
 def test_only_what_is_far_above_the_memory_is_not_tried(monkeypatch):

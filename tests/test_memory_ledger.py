@@ -136,17 +136,6 @@ def test_a_stack_of_layers_that_compute_something_else_is_wrong(monkeypatch):
     assert Attempt.at(mlp_memory.measure, case).status == "wrong"
 
 
-@pytest.mark.parametrize("name", ["fused", "fused-input"])
-def test_a_packed_layer_of_a_stack_gets_the_weights_it_is_checked_with(name):
-    problem = SwiGLUProblem(8, 16, 24, "float32")
-    inputs = draw(problem, "cpu")
-    work = mlp_rivals.one_layer(name, problem, inputs)
-    torch.testing.assert_close(
-        work.forward(), rivals.get(TASK, "eager").build(inputs).forward(), rtol=1e-5, atol=1e-5
-    )
-    assert work.path == PLAIN_PATH
-
-
 def test_what_cannot_fit_is_not_tried_and_says_so():
     case = mlp_memory.stack_cases("16384·8192·28672", [4096], ["eager"], **FP32_CPU)[0]
     actual = Attempt.at(mlp_memory.measure, case)

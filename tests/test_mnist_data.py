@@ -167,11 +167,3 @@ def test_both_sources_give_the_same_batches_in_the_same_order():
         assert torch.equal(images, others) and torch.equal(labels, answers)
         sizes.append(len(labels))
     assert sizes == [64, 64, 12]
-
-
-def test_an_order_is_that_of_its_seed_and_epoch():
-    first = batches.order(100, 0, 0)
-    assert torch.equal(first.sort().values, torch.arange(100))
-    assert torch.equal(first, batches.order(100, 0, 0))
-    assert not torch.equal(first, batches.order(100, 0, 1))
-    assert not torch.equal(first, batches.order(100, 1, 0))

@@ -1,8 +1,6 @@
 """Study 10's operations alone: who is wrong gets no time, and what bounds them is counted right."""
 
-import sys
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -143,34 +141,3 @@ def test_work_by_hand():
     assert norm == [4 * tensor + row, 8 * tensor + 3 * row]
     once = 2 * 8192 * (32 + 8) * 64 * 2 + 2 * 2048 * 64 * 2
     assert [actual["compulsory_bytes"] for actual in work("rope")] == [once, 2 * once]
-
-
-def liger_case(task, provider="liger"):
-    [case, *_] = operations.cases(task, [provider], **SMALL)
-    return case, operations.draw(case, 0)
-
-
-@pytest.mark.parametrize(
-    ("node", "name"),
-    [("_LigerRopeCuTeDSLFunctionBackward", "nvidia-cutedsl"),
-     ("LigerRopeFunctionBackward", "nvidia-triton")],
-)  # fmt: skip
-def test_a_row_of_liger_s_says_which_implementation_ran(monkeypatch, node, name):
-    class Turned:
-        grad_fn = SimpleNamespace(name=lambda: node)
-
-    backends = ModuleType("liger_kernel.backends")
-    backends.resolve_impl = lambda op, device: SimpleNamespace(impl_name=f"{op} on {device}")
-    for module in (ModuleType("liger_kernel"), backends):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(operations, "liger_rope", lambda q, k, cos, sin: (Turned, k))
-    assert operations.path_of(*liger_case("rope")) == name
-    assert operations.path_of(*liger_case("norm")) == "nvidia-triton"
-    on = "cross_entropy_loss_and_grad on cpu"
-    assert operations.path_of(*liger_case("loss")) == on
-    assert operations.path_of(*liger_case("loss", "liger-fp32")) == on
-    assert operations.path_of(*liger_case("loss", "liger-sm90")) == "nvidia-cutedsl"
-    assert operations.path_of(*liger_case("loss", "huggingface")) is None
-    assert operations.path_of(*liger_case("loss", "fused")) == "plain PyTorch"
-    monkeypatch.setitem(sys.modules, "liger_kernel.backends", None)
-    assert operations.path_of(*liger_case("loss")) == "nvidia-triton", "older versions"

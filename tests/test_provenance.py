@@ -94,13 +94,6 @@ def test_the_commit_is_git_s_and_rows_do_not_make_it_dirty(cloned):
     assert provenance.packed() == {}
 
 
-def test_changed_names_each_path_whole(cloned):
-    for name in ("fusedlib/norm.py", "notebooks/study.toml"):
-        (cloned / name).write_text("changed\n")
-    (cloned / "notebooks/new.py").write_text("")
-    assert provenance.changed() == ["fusedlib/norm.py", "notebooks/study.toml", "notebooks/new.py"]
-
-
 def test_without_git_and_without_code_json_nothing_is_known(code):
     assert provenance.packed() == {}
     assert provenance.commit() == (None, None)

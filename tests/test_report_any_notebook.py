@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from copy import deepcopy
 from html import unescape
 from typing import Any
 
@@ -16,7 +15,6 @@ from nbformat.v4 import new_markdown_cell, new_notebook, new_output, new_raw_cel
 from PIL import Image
 from traitlets.config import Config
 
-from press.pages import preprocessors
 from press.pages.exporters import (
     FusedlibHTMLExporter,
     FusedlibPDFExporter,
@@ -166,26 +164,16 @@ def test_what_a_user_set_for_nbconvert_s_own_exporters_changes_nothing_of_ours(e
 
 MATPLOTLIBRC = """
 text.usetex: True
-backend: TkAgg
 font.size: 31
 lines.linewidth: 17
 axes.prop_cycle: cycler(color=["ff0000"])
-axes.formatter.use_locale: True
-axes.labelpad: 40
-xtick.direction: inout
-legend.framealpha: 0.1
-svg.fonttype: none
 savefig.bbox: tight
-savefig.transparent: True
 """
 DRAW = """
 import sys
 from press import style
 fig, ax = style.new(2.0)
 style.line(ax, [1, 2], [1000, 2000.5], "fused")
-ax.plot([1, 2], [3, 4], label="plain")
-ax.set_xlabel("$n$ words")
-style.title(ax, "A title")
 style.legend(fig)
 sys.stdout.write(style.svg(fig))
 """
@@ -203,20 +191,3 @@ def test_figures_are_the_same_whatever_the_user_s_matplotlibrc_says(tmp_path):
         assert done.returncode == 0, done.stderr[-500:]
         drawn.append(done.stdout)
     assert drawn[0].startswith("<?xml") and drawn[0] == drawn[1]
-
-
-def test_a_committed_picture_is_part_of_the_page(monkeypatch, tmp_path):
-    """Wherever the page lies; a picture that is not drawn yet is left out, and the words stay."""
-    (tmp_path / "figures").mkdir()
-    drawn = '<svg xmlns="http://www.w3.org/2000/svg" width="10pt" height="10pt"><path/></svg>'
-    (tmp_path / "figures" / "speed.svg").write_text(drawn)
-    monkeypatch.setattr(preprocessors.paths, "ROOT", tmp_path)
-    speed, gone = (f"![{alt}](../figures/{alt}.svg)" for alt in ("speed", "gone"))
-    text = f"# One\n\nBefore.\n\n{speed}\n\nAfter.\n\n{gone}\n\nThe end."
-    notebook = new_notebook(cells=[new_markdown_cell(text)])
-    page, _ = FusedlibHTMLExporter().from_notebook_node(deepcopy(notebook))
-    assert page.index("Before.") < page.index("<svg") < page.index("speed</figcaption>")
-    assert page.index("speed</figcaption>") < page.index("After.") < page.index("The end.")
-    assert "../figures" not in page
-    pdf, _ = FusedlibPDFExporter().from_notebook_node(deepcopy(notebook))
-    assert pdf.startswith(b"%PDF")

@@ -90,20 +90,5 @@ def test_papermill_and_make_record_measure_the_same_cases(part, profile, monkeyp
         assert study.cases(sizes) == study.cases(study.sized({"device": "cpu"}))
 
 
-def test_values_come_from_the_profile_and_then_from_settings():
-    parts = config.load(NOTEBOOKS / "run_study.toml").select(["run_ok"])
-    [plain] = runner.jobs(parts, [], "full")
-    assert plain.parameters == {"profile": "full", "count": 5}
-    [changed] = runner.jobs(parts, ["count=7", "run_ok.scale=2"], "full")
-    assert changed.parameters == {"profile": "full", "count": 7, "scale": 2.0}
-
-
-def test_a_setting_reaches_only_notebooks_that_have_the_parameter():
-    parts = config.load(NOTEBOOKS / "run_study.toml").select(["run_ok", "run_fails"])
-    jobs = {job.name: job for job in runner.jobs(parts, ["count=7"], "quick")}
-    assert jobs["run_ok"].parameters["count"] == 7
-    assert jobs["run_fails"].parameters == {"profile": "quick"}
-
-
 def test_a_study_s_rows_go_by_its_notebook_s_name():
     assert [studies.load(part.name).name for part in REAL] == [part.name for part in REAL]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fusedlib.bench.attempt import Attempt, Unavailable
+from fusedlib.bench.attempt import Attempt
 from measure import first_step, transformer_trainer, warmup
 
 PROBLEM = {
@@ -33,16 +33,6 @@ def test_the_full_step_learns():
     trainer.step()
     after = list(trainer.model.parameters())
     assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
-
-
-def test_the_corner_step_takes_a_part_of_the_batch(monkeypatch):
-    trainer = transformer_trainer.Trainer(model="nano", direction="forward", **PROBLEM)
-    shapes = []
-    call = trainer.call
-    monkeypatch.setattr(trainer, "call", lambda t: shapes.append(tuple(t.shape)) or call(t))
-    trainer.step(part=(1, 8))
-    trainer.step()
-    assert shapes == [(1, 8), (2, 16)]
 
 
 def test_sizes_in_one_process_go_on_after_one_that_does_not_fit(monkeypatch):
@@ -121,11 +111,3 @@ def test_a_size_that_does_not_fit_is_a_row_out_of_memory(monkeypatch, isolation,
     assert {name: a.status for name, a in actual.items()} == {"nano": "ok", "micro": "oom"}
     assert actual["micro"].reason == "CUDA out of memory."
     assert len(started) == processes, "each fresh case has one of its own"
-
-
-def test_calls_without_a_gpu_start_no_process(monkeypatch):
-    cases = warmup.first_step_cases(SHARED, models=["nano"], compiled=[])
-    case = next(c for c in cases if c["experiment"] == "calls")
-    monkeypatch.setattr(warmup.fresh, "run", lambda *a, **k: pytest.fail("started"))
-    with pytest.raises(Unavailable, match="needs a CUDA GPU"):
-        warmup.Measure()(case)

@@ -267,7 +267,7 @@ def test_loss_vs_log_softmax_by_hand():
 
 def test_wrong_tokens_raise():
     model, tokens = make()
-    with pytest.raises(ValueError, match=r"\(batch, context\), got shape \(7,\)"):
+    with pytest.raises(ValueError, match=r"\(7,\)"):
         model(tokens[0])
-    with pytest.raises(ValueError, match="8 tokens exceed the context length 7"):
+    with pytest.raises(ValueError, match="8 tokens"):
         model(torch.zeros(1, 8, dtype=torch.long))
