@@ -222,18 +222,6 @@ def test_what_forgets_the_mask_is_wrong_and_gets_no_time(tmp_path, added):
     assert set(rows.xs("plain", level="provider")["status"]) == {"ok"}
 
 
-def test_a_rival_whose_probe_fails_fails_in_its_own_case(tmp_path, added):
-    @added(races.TASK, "broken")
-    def broken(operands):
-        """Raises."""
-        raise RuntimeError("no such kernel image")
-
-    rows, _ = raced(tmp_path, "plain", "broken")
-    assert dict(rows.xs("forward", level="direction").loc[24, "status"]) == {
-        "plain": "ok", "broken": "failed"
-    }  # fmt: skip
-
-
 def test_what_is_counted_far_above_the_memory_is_not_tried(tmp_path, monkeypatch):
     small = replace(races.machine.describe(), memory_gib=1e-6)
     monkeypatch.setattr(races.machine, "describe", lambda: small)

@@ -2,7 +2,6 @@
 
 import contextlib
 
-import nbformat
 import pandas as pd
 import pytest
 from nbformat import NotebookNode
@@ -11,7 +10,7 @@ import claims_checks
 from fusedlib.bench import machine
 from measure import study
 from press import claims as stating
-from press import display, replay
+from press import display
 from press.claims import Claim
 from press.headlines import counts
 from press.pages.outputs import where_it_holds
@@ -286,25 +285,3 @@ def test_an_author_s_mistake_is_an_error_and_seen(rule, error):
     [output] = shown
     [(text, fails)] = where_it_holds(output["metadata"]["fusedlib"])
     assert text.startswith("error in the claim: " + error) and fails
-
-
-def test_the_analysis_of_a_notebook_measures_nothing(tmp_path):
-    def cell(text, *tags):
-        return nbformat.v4.new_code_cell(text, metadata={"tags": list(tags)})
-
-    cells = [
-        cell("from press import display\nx = 1"),
-        cell(
-            "from measure.recording.results import Recorder\n"
-            "def measure(case): raise SystemExit\n"
-            "Recorder('01_x', profile='quick').sweep([{'n': 1}], measure)",
-            "measure",
-        ),
-        cell("display.prose(f'It is {x}.')"),
-    ]
-    path = tmp_path / "n.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-    analysis = replay.analysis_of(path)
-    assert analysis.claims == []
-    shown = [[output.data["text/plain"] for output in c.outputs] for c in analysis.notebook.cells]
-    assert shown == [[], [], ["It is 1."]]

@@ -279,10 +279,3 @@ def test_compiling_has_paid_when_what_it_saves_is_what_it_took(ms, calls):
     )
     eager, compiled = rows["pays_after"].fillna(-1)
     assert eager == -1 and compiled == (calls or -1), "a saving below 2 % does not count"
-
-
-def test_memory_of_a_training_is_shown_where_it_was_counted_from_nothing():
-    step = {"optimizer": "sgd", "median_ms": 1.0, "peak_mib": 2048.0}
-    old = a_call("fused", "training", "training", **step)
-    new = a_call("fused", "training", "training", temporaries_mib=0.0, **step)
-    assert [*described(old, new)["peak_gib"].fillna(-1)] == [-1, 2]

@@ -6,7 +6,6 @@ import nbformat
 import pytest
 
 import tiny_study
-from measure.recording import paths
 from press.running import config
 from press.running.config import ConfigError
 
@@ -41,26 +40,11 @@ def load(tmp_path):
     return read
 
 
-def test_select_takes_the_files_order_and_everything_for_nothing(load):
-    loaded = load(GOOD)
-    assert [s.name for s in loaded.select(["run_fails", "run_ok"])] == ["run_ok", "run_fails"]
-    assert loaded.select([]) == loaded.studies
-
-
 @pytest.mark.parametrize(
     ("only", "names"), [(["ok"], ["run_ok"]), (["run"], ["run_ok", "run_fails"])]
 )
 def test_select_takes_the_part_of_a_name_before_or_after_its_first_underscore(load, only, names):
     assert [study.name for study in load(GOOD).select(only)] == names
-
-
-def test_frame_is_relative_to_the_file(load, tmp_path):
-    loaded = load('frame = "run_ok.ipynb"\n' + GOOD)
-    assert loaded.frame.notebook == tmp_path / "run_ok.ipynb"
-    assert [part.name for part in loaded.parts] == ["run_ok", "run_fails", "report"]
-    assert load(GOOD).frame.notebook == paths.REPORT / "report.ipynb"
-    with pytest.raises(ConfigError, match="paper/gone.ipynb"):
-        load('frame = "paper/gone.ipynb"\n' + GOOD)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """What `display` and the plots' style emit, and what they refuse."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,7 +7,7 @@ from matplotlib.figure import Figure
 
 from press import display, formats, plots
 from press.running.config import STATIC
-from report_sample import narrow, outputs_of
+from report_sample import outputs_of
 
 
 @pytest.mark.parametrize(
@@ -26,15 +24,6 @@ def test_a_value_by_its_spec(value, spec: str, text: str) -> None:
     assert formats.formatted(value, spec) == text
 
 
-def test_table_json_of_plain_frame() -> None:
-    content = display.table_json(narrow())
-    assert content["columns"] == [["Sum"], ["Published"], ["Measured"]]
-    assert content["stub"] == 0
-    assert content["align"] == ["left", "right", "right"]
-    assert content["rows"] == [["fp32", "10.00", "10.00"], ["fp16", "9.953", "—"]]
-    json.dumps(content)
-
-
 def test_table_keeps_strings_and_escapes_html() -> None:
     frame = pd.DataFrame({"a<b": ['1 & "2"', "x\ny"]})
     (output,) = outputs_of(lambda: display.table(frame, caption="c < d", name="t"))
@@ -46,15 +35,6 @@ def test_table_keeps_strings_and_escapes_html() -> None:
 def test_figures_need_caption_and_alternative_text(caption: str, alt: str) -> None:
     with pytest.raises(ValueError):
         display.figure(Figure(), caption=caption, alt=alt, name="f")
-
-
-def test_axes_that_are_off_say_nothing():
-    """Of three panels in a grid of two columns the fourth axes drew "nothing measured"."""
-    points = pd.DataFrame({"x": [1, 2, 3], "y": [1.0] * 3, "by": "eager", "panel": list("abc")})
-    picture = plots.lines(points, "x", "y", "by", panel="panel")
-    display.figure(picture, caption="c", name="f")
-    assert len(picture.figure.axes) == 4
-    assert not picture.figure.axes[3].texts
 
 
 def test_lines_that_begin_at_zero_are_all_in_view():
@@ -70,15 +50,6 @@ def test_error_bars_reach_from_low_to_high() -> None:
     shown = plots.bars(frame.assign(by="fused"), "ms", "T", "by", low="low", high="high")
     (bars,) = shown.figure.axes[0].containers[0].lines[2]
     assert [segment[:, 0].tolist() for segment in bars.get_segments()] == [[18, 21], [9, 12]]
-
-
-def test_bars_have_an_axis_title_a_panel() -> None:
-    frame = pd.DataFrame(
-        {"value": [10.0, 1.3], "T": [1, 1], "by": "fused", "what": ["peak", "time"]}
-    )
-    titles = {"peak": "GiB", "time": "times as long"}
-    shown = plots.bars(frame, "value", "T", "by", panel="what", xlabel=titles)
-    assert [ax.get_xlabel() for ax in shown.figure.axes] == ["GiB", "times as long"]
 
 
 def test_where_nobody_chooses_the_default_is_shown(monkeypatch):

@@ -1,13 +1,11 @@
 """Study 06's measuring: parts of a step, rivals in turns, who is rejected, what compiles again."""
 
-from dataclasses import replace
-
 import pandas as pd
 import pytest
 import torch
 from torch import nn
 
-from fusedlib.bench import machine, rivals
+from fusedlib.bench import rivals
 from fusedlib.ops.linear import function as projection
 from fusedlib.patch import apply
 from measure import mlp_rivals
@@ -15,7 +13,6 @@ from measure.end_to_end import cases, measure, races, study
 from measure.recording import results
 from models import flops, transformer
 from models.transformer import SwiGLU, Transformer
-from outcomes import outcome
 
 TINY = cases.setting("cpu", batch_size=2, seconds=0.0, repetitions=3)
 
@@ -176,21 +173,6 @@ def test_a_compiler_that_fails_says_why_and_eager_has_its_row(tmp_path, entrants
     rows = raced(tmp_path, "model")
     assert [rows[name]["status"] for name in ("eager", "broken")] == ["ok", "failed"]
     assert "no such backend" in rows["broken"]["reason"]
-
-
-def test_only_what_is_far_above_the_memory_is_not_tried(monkeypatch):
-    [case] = cases.steps(TINY, ["2.7b"], [1024], ["fp32"])
-    matrices = 32 * 2 * 32 * 1024**2 * 4
-    assert cases.least_bytes(case) == 16 * cases.shape(case).num_parameters + matrices
-    need, described = cases.least_bytes(case) / 2**30, machine.describe()
-    for total in (need / 0.6, need / 0.8):
-        facts = replace(described, memory_gib=total)
-        monkeypatch.setattr(machine, "describe", lambda facts=facts: facts)
-        if 0.7 * total > need:
-            cases.require_possible(case)
-        else:
-            _, status, reason = outcome(measure.measure, case)
-            assert status == "oom (predicted)" and "more than 0.7 times the" in reason
 
 
 def step_row(provider, precision, both_ms, step_ms, experiment="model", **more):

@@ -13,13 +13,6 @@ SMALL = {"lengths": 4, "most": 40, "hidden_size": 16, "intermediate_size": 32,
          "dtype": "float32", "device": "cpu"}  # fmt: skip
 
 
-def test_lengths_are_different_and_the_same_for_the_same_seed():
-    actual = lengths.drawn(70, 6000)
-    assert len(set(actual)) == 70 and actual == lengths.drawn(70, 6000) and max(actual) <= 6000
-    with pytest.raises(ValueError, match="larger than population"):
-        lengths.drawn(7, 6)
-
-
 def test_a_rival_is_timed_at_every_length_in_a_process_of_its_own():
     eager, ours, warmed = lengths.cases(["eager", "fused"], warmed=["fused"], **SMALL)
     figures = lengths.measure(eager)

@@ -8,7 +8,7 @@ import torch
 from fusedlib import reference
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Attempt
-from fusedlib.bench.rivals import Workload, rival
+from fusedlib.bench.rivals import Workload
 from fusedlib.ops.mlp import function as functional
 from measure import mlp_ledger, mlp_memory, mlp_rivals, pass_memory
 from measure.mlp_ledger import LEDGERS, D, W
@@ -90,25 +90,6 @@ def test_a_stack_holds_what_is_counted_with_and_without_gradients(shape):
 
 
 # --- who is measured -----------------------------------------------------------------------------
-
-
-def test_a_rival_that_nobody_has_counted_is_measured(monkeypatch):
-    """Registered in one place, it is among `all`; it has figures and no counts."""
-    monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
-
-    @rival(TASK, "newcomer")
-    def newcomer(inputs):
-        """Plain."""
-        return rivals.get(TASK, "eager").build(inputs)
-
-    cases = mlp_memory.cases([WEIGHTS_DECIDE], ["all"], **FP32_CPU)
-    assert "products" not in {case["provider"] for case in cases}
-    (case,) = [c for c in cases if (c["provider"], c["experiment"]) == ("newcomer", "saved")]
-    assert mlp_ledger.of("newcomer") is None
-    assert mlp_memory.measure(case)["saved_mib"] == mlp_ledger.EAGER.kept().mib(
-        SwiGLUProblem.of(case)
-    )
-    assert mlp_memory.counted_mib(case) > 0
 
 
 def test_a_rival_without_a_gradient_is_wrong_and_has_no_figures(monkeypatch):

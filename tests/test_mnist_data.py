@@ -13,7 +13,6 @@ import torch
 
 from digits import drawn
 from fusedlib.bench.attempt import Unavailable
-from measure.recording import paths
 from measure.training import batches, mnist
 
 TRAIN_IDX_SHA256 = "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"
@@ -129,14 +128,6 @@ def test_an_unknown_pickle_is_not_opened(tmp_path, capsys):
     with pytest.raises(mnist.DamagedError, match="was not opened"):
         mnist.obtain(tmp_path)
     assert "unpickled" not in capsys.readouterr().out
-
-
-def test_the_folder_is_the_users_choice(monkeypatch, tmp_path):
-    monkeypatch.setenv("FUSEDLIB_DATA", str(tmp_path))
-    assert paths.data_dir() == tmp_path
-    monkeypatch.delenv("FUSEDLIB_DATA")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert paths.data_dir() == tmp_path / "cache" / "fusedlib"
 
 
 @pytest.mark.slow

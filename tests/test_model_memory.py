@@ -176,9 +176,6 @@ def test_a_plan_with_another_gradient_gets_no_time(monkeypatch, factor):
     assert "median_ms" not in figures and "peak_mib" in figures
 
 
-# --- cases and rows ------------------------------------------------------------------------------
-
-
 # --- what follows from rows ----------------------------------------------------------------------
 
 

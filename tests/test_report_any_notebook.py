@@ -130,13 +130,6 @@ def test_no_text_is_taken_for_code_of_typst_or_html(tmp_path):
         assert squeezed(path.stem) in shown_text, "the file's name is the title"
 
 
-def test_a_raw_cell_for_another_program_is_left_out():
-    raw = new_raw_cell(r"\clearpage", metadata={"raw_mimetype": "text/latex"})
-    nb = new_notebook(cells=[raw, new_markdown_cell("The rest.")])
-    for text in (words(html(nb)), pdf(nb)):
-        assert "clearpage" not in text and "Therest." in text
-
-
 # --- settings of the user ------------------------------------------------------------------------
 
 SETTINGS = Config()

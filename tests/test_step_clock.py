@@ -149,6 +149,3 @@ def test_peaks_before_the_optimizer_are_below_those_of_the_step():
     actual = step_clock.peaks(trainer)
     assert 0 < actual["held_mib"] < actual["both_peak_mib"] <= actual["peak_mib"]
     assert not trainer.optimizer._optimizer_step_pre_hooks
-
-
-# --- the only one --------------------------------------------------------------------------------

@@ -60,26 +60,6 @@ def test_stages_cover_the_way_to_a_settled_step():
     assert all(actual[name] > 0 for name in wanted)
 
 
-@pytest.mark.parametrize(
-    ("name", "group"),
-    [
-        ("cudaMalloc", "memory"), ("cudaFree", "memory"), ("cuMemCreate", "memory"),
-        ("cudaLaunchKernel", "launch"), ("cudaLaunchKernelExC", "launch"),
-        ("cuLaunchKernelEx", "launch"), ("cuModuleLoadData", "load"),
-        ("cuLibraryLoadData", "load"), ("cuKernelGetFunction", "load"),
-        ("cudaFuncGetAttributes", "load"), ("cudaMemcpyAsync", "copy"),
-        ("cudaMemsetAsync", "copy"), ("cudaStreamSynchronize", "wait"),
-        ("cudaDeviceSynchronize", "wait"), ("cudaGetDeviceCount", "other_calls"),
-        ("aten::mm", None), ("custom_kernel", None),
-    ],
-)  # fmt: skip
-def test_driver_calls_fall_into_their_groups(name, group):
-    import re
-
-    actual = next((g for g, p in first_step.CALLS.items() if re.search(p, name)), None)
-    assert actual == group
-
-
 SHARED = warmup.problem(16, batch_size=2, device="cpu")
 OPTIONS = {"models": ["nano"], "directions": ["forward"], "count": 25, "warmups": [0, 5]}
 

@@ -14,8 +14,11 @@ import nbformat
 import pytest
 from packaging.requirements import Requirement
 
+import fusedlib
 from fusedlib.bench import verdict
 from measure.recording import paths
+from slides_checks import loads
+from tools import docs
 
 STEP = """
 import sys
@@ -177,6 +180,14 @@ def test_a_missing_package_of_the_extra_is_named_with_what_to_do(
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ModuleNotFoundError, match=r"pandas .*fusedlib\[bench\]"):
         verdict({"time_ms": [1.0]})
+
+
+@pytest.mark.slow
+def test_the_api_reference_has_every_public_name_and_loads_nothing(tmp_path: Path) -> None:
+    docs.write(tmp_path)
+    page = (tmp_path / "fusedlib.html").read_text(encoding="utf-8")
+    assert all(f'<section id="{name}"' in page for name in fusedlib.__all__)
+    assert not any(loads(path.read_text(encoding="utf-8")) for path in tmp_path.rglob("*.html"))
 
 
 @pytest.mark.slow
