@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from press import display, formats, plots
 from press.running.config import STATIC
@@ -29,12 +28,6 @@ def test_table_keeps_strings_and_escapes_html() -> None:
     (output,) = outputs_of(lambda: display.table(frame, caption="c < d", name="t"))
     assert output.data[display.TABLE_MIME]["rows"] == [['1 & "2"'], ["x y"]]
     assert "a&lt;b" in output.data["text/html"] and "c &lt; d" in output.data["text/html"]
-
-
-@pytest.mark.parametrize("caption,alt", [("", "a"), (" ", "a"), ("c", "")])
-def test_figures_need_caption_and_alternative_text(caption: str, alt: str) -> None:
-    with pytest.raises(ValueError):
-        display.figure(Figure(), caption=caption, alt=alt, name="f")
 
 
 def test_lines_that_begin_at_zero_are_all_in_view():

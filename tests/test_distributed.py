@@ -54,9 +54,6 @@ def test_what_is_not_there_is_unavailable(monkeypatch):
         measure(a_case(provider="liger"))
     with pytest.raises(Unavailable, match="CUDA graph"):
         measure(a_case(provider="fused-graph"))
-    for whole in ("inductor", "inductor-causal", "fused-inductor"):
-        with pytest.raises(Unavailable, match="inductor-layers"):
-            measure(a_case(provider=whole))
     monkeypatch.setattr(distributed, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match=r"pip install '.\[llama\]'"):
         measure(a_case("zero-2"))

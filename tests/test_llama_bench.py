@@ -142,8 +142,6 @@ def test_liger_changes_one_model_and_no_class(small):
     assert changed >= norms
     assert not [n for n, m in other.named_modules() if "forward" in vars(m)]
     assert model.lm_head.weight is other.lm_head.weight
-    with pytest.raises(ValueError, match="'swish'"):
-        arms.with_liger(model, ["swish"])
 
 
 @pytest.mark.parametrize("small", FAMILIES, indirect=True)
