@@ -16,14 +16,8 @@ from press import published
 from press.analysis import leading
 from press.claims import Claim
 
-MOST = 18  # of a notebook, with two numbers each
 with results.replaying("committed"):
     RECORDED = {one.machine for one in results.recordings()}
-
-
-def check_few_and_named(claims: list[Claim]) -> None:
-    assert 1 <= len(claims) <= MOST
-    assert len({c.name for c in claims}) == len(claims)
 
 
 def check_each_holds_or_says_where_not(claims: list[Claim]) -> None:

@@ -1,6 +1,5 @@
 """Study 02's measuring: its cases, its verdicts, and the cage that the flawed kernel lives in."""
 
-import ast
 import os
 import re
 import subprocess
@@ -9,10 +8,8 @@ import sys
 import pytest
 
 from fusedlib.bench import rivals
-from fusedlib.bench.attempt import Unavailable
 from interpreter import passed_in_the_interpreter
 from measure import anatomy, study, swiglu
-from measure.mlp_problem import SwiGLUProblem, draw
 from measure.recording import paths, results
 from press.published import as_rows
 
@@ -32,23 +29,6 @@ def test_the_flawed_kernel_cannot_be_imported_from_fusedlib(tmp_path):
         env=os.environ | {"PYTHONPATH": str(paths.ROOT)},
     )  # fmt: skip
     assert done.stdout == "[]\n"
-
-
-def test_nothing_in_fusedlib_imports_or_registers_it(flawed):
-    for path in (paths.ROOT / "fusedlib").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [a.name for a in getattr(node, "names", []) if isinstance(a, ast.alias)]
-            names.append(getattr(node, "module", None) or "")
-            assert not any(h in n for h in HELPERS for n in names), path
-    own = set(rivals.names(anatomy.TASK))
-    assert own and not own & set(rivals.names(swiglu.TASK)), "its task is its own"
-    assert {p.stem for p in paths.ROOT.rglob("flawed_*.py")} == set(HELPERS)
-
-
-@pytest.mark.parametrize("name", HELPERS)
-def test_it_says_that_it_is_wrong_before_anything_else(name):
-    text = (paths.NOTEBOOKS / f"{name}.py").read_text(encoding="utf-8")
-    assert text.startswith('"""WRONG ON PURPOSE: ')
 
 
 # --- verdicts ------------------------------------------------------------------------------------
@@ -163,7 +143,7 @@ def test_errors_are_taken_in_tiles_of_any_size(flawed):
     first = next(c for c in cases if c["hidden_size"] == 128)
     wide = next(c for c in cases if c["hidden_size"] == 256)
     assert anatomy.errors(first)["y_error"] < 1e-6 and anatomy.errors(wide)["y_error"] > 0.9
-    with pytest.raises(study.SizesError, match="error_widths: 192 is no multiple of 128"):
+    with pytest.raises(study.SizesError, match="error_widths.*192"):
         anatomy.STUDY.plan(anatomy.Sizes(device="cpu", error_tokens=[128], error_widths=[192]))
 
 
@@ -193,14 +173,6 @@ def test_weights_that_come_faster_than_memory_sends_them_were_never_read():
     share = forward.set_index(["series", "provider"])["bandwidth_share"]
     assert share["grid", "published-kernel"] == pytest.approx(203.4e6 / 0.35e-3 / 300e9, rel=1e-3)
     assert share["grid", "liger"] < 1
-
-
-def test_the_published_kernel_refuses_what_it_never_took(flawed):
-    inputs = draw(SwiGLUProblem(64, 64, 128, "float32"), "cpu")
-    with pytest.raises(ValueError, match=r"square weights.*got \(128, 64\)"):
-        flawed.emulated(inputs)
-    with pytest.raises(Unavailable, match="CUDA|triton"):
-        flawed.whole_sum(draw(SwiGLUProblem(64, 64, 64, "float32"), "cpu"))
 
 
 @pytest.mark.gpu

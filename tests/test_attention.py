@@ -1,12 +1,7 @@
 """Study 07: its counts against what is seen, its truth, its cases and its race."""
 
-import gc
 import math
-import sys
-import warnings
-import weakref
 from dataclasses import replace
-from types import ModuleType
 
 import pandas as pd
 import pytest
@@ -60,28 +55,6 @@ def test_plain_attentions_peak_is_that_of_the_formula(shape):
     )
 
 
-def test_flash_attention_4_gets_tokens_before_heads(monkeypatch):
-    def flash_attn_func(query, key, value, *, causal):
-        assert query.shape == (3, 96, 1, 16) and causal
-        turned = (each.transpose(1, 2) for each in (query, key, value))
-        y = torch.nn.functional.scaled_dot_product_attention(*turned, is_causal=True)
-        return y.transpose(1, 2), None
-
-    cute = ModuleType("flash_attn.cute")
-    cute.flash_attn_func = flash_attn_func
-    for module in (ModuleType("flash_attn"), cute):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    _, operands, work = prepared("flash-4", SHAPES[0])
-    errors = exact.errors(check.results_of(work, operands.dy), exact.results(operands))
-    assert max(error.norm for error in errors.values()) < 1e-5
-
-
-def test_on_cuda_the_softmax_backward_writes_a_square_more():
-    one = AttentionProblem(4096, 64, 8, "bfloat16")
-    more = problem.plain_peak(one, "cuda") - problem.plain_peak(one, "cpu")
-    assert more == one.square
-
-
 class Traffic(TorchDispatchMode):
     """Bytes of the operands and results of every operation that is no view."""
 
@@ -130,20 +103,6 @@ def test_flops_are_those_of_torchs_counter(shape):
     for direction, counted in whole.items():
         below = counted * (one.context_length + 1) // (2 * one.context_length)
         assert flops(one, direction, fused=True) == below
-
-
-def test_what_the_hooks_saw_is_freed():
-    one = draw(AttentionProblem(16, 8, 1, "float32"), "cpu")
-    leaves, seen = one.leaves(), []
-
-    def forward():
-        p = (leaves["query"] @ leaves["key"].mT).softmax(-1)
-        seen.append(weakref.ref(p))
-        return p @ leaves["value"]
-
-    footprint.measure(Workload(forward, leaves), one.dy)
-    gc.collect()
-    assert seen and all(p() is None for p in seen)
 
 
 # --- the truth -----------------------------------------------------------------------------------
@@ -203,42 +162,6 @@ def test_backends_are_right(name, dtype):
         check.require(exact.errors(actual, true), baseline, one.torch_dtype)
 
 
-def test_the_measure_is_plain_attention_by_sequence_and_whole(monkeypatch):
-    _, operands, _ = prepared("plain", (32, 8, 4), "float32")
-    true = exact.results(operands)
-    baseline = exact.baseline_errors(operands, true)
-    sizes = []
-
-    def rounding_by_batch(query, key, value):  # as cuBLAS, which splits the sums of one product
-        sizes.append(len(query))
-        return truth_plain(query, key, value) * (1 + 2.5e-7 * len(query))
-
-    truth_plain = exact.plain_attention
-    monkeypatch.setattr(exact, "BLOCK", 32**2)
-    monkeypatch.setattr(exact, "plain_attention", rounding_by_batch)
-    apart = exact.baseline_errors(operands, true, whole=False)
-    assert sizes == [1] * 4
-    both = exact.baseline_errors(operands, true)
-    assert sizes == [1] * 8 + [4]
-    assert baseline["y"].norm < 2e-7 and apart["y"].norm == pytest.approx(2.5e-7, rel=0.3)
-    assert both["y"].norm == pytest.approx(1e-6, rel=0.2)
-
-
-def test_a_measure_that_does_not_fit_whole_is_taken_by_sequence(monkeypatch):
-    _, operands, _ = prepared("plain", (32, 8, 4), "float32")
-    true, plain = exact.results(operands), exact.plain_attention
-
-    def small(query, key, value):
-        if len(query) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return plain(query, key, value)
-
-    monkeypatch.setattr(exact, "BLOCK", 32**2)
-    monkeypatch.setattr(exact, "plain_attention", small)
-    alone = exact.baseline_errors(operands, true, whole=False)
-    assert exact.baseline_errors(operands, true) == alone
-
-
 def test_a_wrong_measure_is_refused(monkeypatch):
     _, operands, _ = prepared("plain", (64, 16, 2), "float32")
     true = exact.results(operands)
@@ -247,7 +170,7 @@ def test_a_wrong_measure_is_refused(monkeypatch):
         return (query @ key.mT / 4).softmax(-1) @ value
 
     monkeypatch.setattr(exact, "plain_attention", without_mask)
-    with pytest.raises(ValueError, match=r"misses float64 in y by .* no measure"):
+    with pytest.raises(ValueError, match="float64 in y"):
         exact.baseline_errors(operands, true)
 
 
@@ -299,18 +222,6 @@ def test_what_forgets_the_mask_is_wrong_and_gets_no_time(tmp_path, added):
     assert set(rows.xs("plain", level="provider")["status"]) == {"ok"}
 
 
-def test_a_rival_whose_probe_fails_fails_in_its_own_case(tmp_path, added):
-    @added(races.TASK, "broken")
-    def broken(operands):
-        """Raises."""
-        raise RuntimeError("no such kernel image")
-
-    rows, _ = raced(tmp_path, "plain", "broken")
-    assert dict(rows.xs("forward", level="direction").loc[24, "status"]) == {
-        "plain": "ok", "broken": "failed"
-    }  # fmt: skip
-
-
 def test_what_is_counted_far_above_the_memory_is_not_tried(tmp_path, monkeypatch):
     small = replace(races.machine.describe(), memory_gib=1e-6)
     monkeypatch.setattr(races.machine, "describe", lambda: small)
@@ -319,22 +230,6 @@ def test_what_is_counted_far_above_the_memory_is_not_tried(tmp_path, monkeypatch
     assert dict(status) == {
         "plain": ["oom (predicted)"], "math": ["oom (predicted)"], "flash": ["ok"]
     }  # fmt: skip
-
-
-def test_a_refusal_keeps_the_reasons_of_the_backend_asked_for():
-    with warnings.catch_warnings(record=True) as given:
-        warnings.simplefilter("always")
-        for text in (
-            "Flash attention kernel not used because: (Triggered internally at /a/b.cpp:1.)",
-            "Expected query, key and value to all be of dtype: {Half, BFloat16}. Got float "
-            "instead. (Triggered internally at /a/b.h:2.)",
-            "cuDNN attention has been runtime disabled. (Triggered internally at /a/c.cpp:3.)",
-        ):
-            warnings.warn(text, stacklevel=1)
-    error = RuntimeError("No available kernel. Aborting execution.")
-    reasons = races._reasons(error, given)
-    assert reasons.startswith("Expected query") and reasons.endswith("Got float instead.")
-    assert races._reasons(error, []) == "No available kernel. Aborting execution."
 
 
 # --- what follows from rows ----------------------------------------------------------------------

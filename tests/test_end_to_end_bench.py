@@ -1,22 +1,18 @@
 """Study 06's measuring: parts of a step, rivals in turns, who is rejected, what compiles again."""
 
-from dataclasses import replace
-
 import pandas as pd
 import pytest
 import torch
 from torch import nn
 
-from fusedlib.bench import attempt, machine, rivals, sustained
-from fusedlib.bench.race import Turn
+from fusedlib.bench import rivals
 from fusedlib.ops.linear import function as projection
 from fusedlib.patch import apply
-from measure import compiling, mlp_rivals
+from measure import mlp_rivals
 from measure.end_to_end import cases, measure, races, study
 from measure.recording import results
 from models import flops, transformer
 from models.transformer import SwiGLU, Transformer
-from outcomes import outcome
 
 TINY = cases.setting("cpu", batch_size=2, seconds=0.0, repetitions=3)
 
@@ -108,39 +104,6 @@ def test_what_one_rival_trains_all_have(entrants):
     assert id(own) in weights
 
 
-def test_under_load_each_rival_trains_by_its_own_mlp_and_nothing_waits(
-    tmp_path, entrants, monkeypatch
-):
-    class Counted(Halved):
-        def forward(self, x):
-            calls.append(1)
-            return SwiGLU.forward(self, x)
-
-    calls = []
-    entrants("mlp", counted=Counted)
-    for name, value in {"HEAT_S": 0.0, "SETTLE_S": 0.0, "BURST_MS": 1.0}.items():
-        monkeypatch.setattr(sustained, name, value)
-    seen, real = [], sustained.under_load
-
-    def under_load(turn, *settings):
-        before = len(calls)
-        # A step's sections, whose times nobody has asked for.
-        seen.append((set(turn.issue().elapsed_ms()), len(calls) > before))
-        return real(turn, *settings)
-
-    monkeypatch.setattr(sustained, "under_load", under_load)
-    own = recorder(tmp_path)
-    event = replace(races.LOADED, available=lambda case: None)
-    turns = cases.races(TINY, "mlp", ["nano"], [8], ["fp32"])
-    own.race(event, sustained.loaded_cases(turns, seconds=0.01))
-    whole = {"forward", "backward", "optimizer", "total"}
-    assert seen == [(whole, False), (whole, True), (whole, True), (whole, False)]
-    rows = results.read_rows(own.path)
-    assert [r["provider"] for r in rows] == ["eager", "counted", "counted", "eager"]
-    assert {(r["status"], r["race"], r["tokens"]) for r in rows} == {("ok", "mlp", 16)}
-    assert all(r["gradients_error"] < 1e-5 and r["median_ms"] > 0 for r in rows)
-
-
 def test_linear_computes_every_projection_of_the_same_weights(tmp_path, monkeypatch):
     model = Transformer(transformer.config("nano"))
     ours = races.by_linear(model)
@@ -210,44 +173,6 @@ def test_a_compiler_that_fails_says_why_and_eager_has_its_row(tmp_path, entrants
     rows = raced(tmp_path, "model")
     assert [rows[name]["status"] for name in ("eager", "broken")] == ["ok", "failed"]
     assert "no such backend" in rows["broken"]["reason"]
-
-
-def test_compile_time_leaves_out_what_a_step_takes_anyway(monkeypatch):
-    now = iter([0.0, 5.0, 5.0, 7.0])  # before and after each step
-    compiled = [0]
-    monkeypatch.setattr(compiling, "graphs_compiled", lambda: compiled[0])
-    monkeypatch.setattr(compiling.time, "perf_counter", lambda: next(now))
-    actual = compiling.call_until_compiled(lambda: compiled.__setitem__(0, 1), "cpu", 1)
-    assert (actual["compile_s"], actual["compile_steps"], actual["graphs"]) == (3.0, 1, 1)
-
-
-def test_what_never_settles_is_unavailable(monkeypatch):
-    count = iter(range(100))
-    monkeypatch.setattr(compiling, "graphs_compiled", lambda: next(count))
-    with pytest.raises(attempt.Unavailable, match="still compiles after 10 calls"):
-        compiling.call_until_compiled(lambda: None, "cpu", 1)
-
-
-def test_a_graph_compiled_in_a_measured_step_marks_the_row(monkeypatch):
-    count = iter([3, 3, 3, 5])
-    monkeypatch.setattr(compiling, "graphs_compiled", lambda: next(count))
-    turn = compiling.counting_graphs(Turn(lambda: {"total": 1.0}))
-    assert [turn.run(), turn.run()] == [{"total": 1.0}] * 2 and turn.figures["recompiled"] == 2
-
-
-def test_only_what_is_far_above_the_memory_is_not_tried(monkeypatch):
-    [case] = cases.steps(TINY, ["2.7b"], [1024], ["fp32"])
-    matrices = 32 * 2 * 32 * 1024**2 * 4
-    assert cases.least_bytes(case) == 16 * cases.shape(case).num_parameters + matrices
-    need, described = cases.least_bytes(case) / 2**30, machine.describe()
-    for total in (need / 0.6, need / 0.8):
-        facts = replace(described, memory_gib=total)
-        monkeypatch.setattr(machine, "describe", lambda facts=facts: facts)
-        if 0.7 * total > need:
-            cases.require_possible(case)
-        else:
-            _, status, reason = outcome(measure.measure, case)
-            assert status == "oom (predicted)" and "more than 0.7 times the" in reason
 
 
 def step_row(provider, precision, both_ms, step_ms, experiment="model", **more):

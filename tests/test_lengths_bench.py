@@ -13,13 +13,6 @@ SMALL = {"lengths": 4, "most": 40, "hidden_size": 16, "intermediate_size": 32,
          "dtype": "float32", "device": "cpu"}  # fmt: skip
 
 
-def test_lengths_are_different_and_the_same_for_the_same_seed():
-    actual = lengths.drawn(70, 6000)
-    assert len(set(actual)) == 70 and actual == lengths.drawn(70, 6000) and max(actual) <= 6000
-    with pytest.raises(ValueError, match="larger than population"):
-        lengths.drawn(7, 6)
-
-
 def test_a_rival_is_timed_at_every_length_in_a_process_of_its_own():
     eager, ours, warmed = lengths.cases(["eager", "fused"], warmed=["fused"], **SMALL)
     figures = lengths.measure(eager)
@@ -43,13 +36,6 @@ def test_a_rival_that_is_wrong_at_a_length_has_no_time(monkeypatch):
     }  # fmt: skip
     with pytest.raises(Wrong, match="y: norm error"):
         fresh.run("fresh_targets:lengths_of_a_wrong_rival", arguments, timeout_s=limits.PROCESS_S)
-
-
-def test_kernels_are_counted_in_the_cache_of_the_process(tmp_path):
-    (tmp_path / "deep").mkdir()
-    for name in ("a.cubin", "deep/b.cubin", "c.ptx"):
-        (tmp_path / name).touch()
-    assert lengths._compiled(str(tmp_path)) == 2
 
 
 @pytest.mark.gpu

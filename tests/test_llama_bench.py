@@ -1,7 +1,6 @@
 """Study 10's measuring: arms stay apart and are right; where memory goes and how far it lasts."""
 
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
@@ -10,13 +9,10 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from fusedlib.bench import check, rivals, sustained
-from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.settings import matmul_settings
+from fusedlib.bench import rivals, sustained
 from measure import llama
 from measure.llama import alone, arms, exact, races, study
 from measure.recording import results
-from press import published
 
 transformers = pytest.importorskip("transformers")
 TINY = {"model": "two layers", "dtype": "float32", "batch_size": 2, "context_length": 32,
@@ -69,15 +65,6 @@ def test_every_part_of_ours_takes_turns_and_is_right(tmp_path):
         assert row["tokens"] == 64
 
 
-@pytest.mark.parametrize("name", ["inductor-layers", "fused-inductor-layers"])
-def test_an_arm_compiled_by_layer_compiles_each_and_is_itself_not_compiled(monkeypatch, name):
-    compiled = []
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda layer, **how: compiled.append(layer))
-    model = llama.build("two layers", "float32", "cpu")
-    assert rivals.get(llama.TASK, name).build(model) is model
-    assert compiled == list(model.model.layers)
-
-
 def test_a_wrong_gradient_gets_no_time(tmp_path, broken):
     row = raced(tmp_path, [llama.BASELINE, "broken"])["broken"]
     assert row["status"] == "wrong" and "median_ms" not in row
@@ -89,37 +76,6 @@ def test_a_whole_step_has_its_optimizer_and_trains_nobody_elses_weights(tmp_path
     for row in rows.values():
         assert row["optimizer_median_ms"] > 0
         assert row["loss"] == pytest.approx(rows[llama.BASELINE]["loss"], rel=1e-6)
-
-
-def loaded(folder, monkeypatch, arms):
-    """Rows of arms under load, on the CPU."""
-    for name, value in {"HEAT_S": 0.01, "SETTLE_S": 0.0, "BURST_MS": 1.0}.items():
-        monkeypatch.setattr(sustained, name, value)
-    own = recorder(folder)
-    event = replace(llama.LOADED, available=lambda case: None)
-    turns = llama.cases("step", arms, **TINY | TURNS)
-    own.race(event, sustained.loaded_cases(turns, seconds=0.05))
-    return results.read_rows(own.path)
-
-
-def test_under_load_an_arm_s_step_is_forward_and_backward_and_nothing_waits(tmp_path, monkeypatch):
-    issued = []
-    real = llama.LlamaTrainer.issue
-
-    def issue(program):
-        issued.append(program.optimizer)
-        sections = real(program)
-        monkeypatch.setattr(sections, "elapsed_ms", None)  # what waits for the card calls it
-        return sections
-
-    monkeypatch.setattr(llama.LlamaTrainer, "issue", issue)
-    rows = loaded(tmp_path, monkeypatch, [llama.BASELINE, "fused"])
-    assert [(r["round"], r["provider"], r["status"]) for r in rows] == [
-        (1, "huggingface", "ok"), (1, "fused", "ok"), (2, "fused", "ok"), (2, "huggingface", "ok"),
-    ]  # fmt: skip
-    assert len(issued) >= 2 * 2 * 5 and not any(issued)
-    assert {(r["experiment"], r["race"], r["tokens"]) for r in rows} == {("sustained", "step", 64)}
-    assert all(r["gradients_error"] < 1e-5 and r["median_ms"] > 0 for r in rows)
 
 
 @pytest.mark.parametrize("model", ["two layers", "two small layers"])
@@ -135,30 +91,6 @@ def test_flops_are_those_of_the_products_and_of_half_the_attention(model):
     assert races.flops(case) == products + attention
 
 
-def test_in_fp32_a_race_has_torch_s_setting_and_hugging_face_s_error_at_it(tmp_path, monkeypatch):
-    seen = []
-    real = exact.ExactModel.of
-
-    def judge(case):
-        seen.append((case["precision"], torch.get_float32_matmul_precision()))
-        return real(case)
-
-    monkeypatch.setattr(exact.ExactModel, "of", judge)
-    asked = [
-        case for precision in ("highest", "high")
-        for case in llama.cases(
-            "fp32", [llama.BASELINE, "fused"], precision=precision, **TINY | TURNS
-        )
-    ]  # fmt: skip
-    own = recorder(tmp_path)
-    own.race(llama.FP32, asked)
-    assert seen == [("highest", "highest"), ("high", "high")]
-    assert torch.get_float32_matmul_precision() == "highest"
-    rows = results.read_rows(own.path)
-    assert [r["status"] for r in rows] == ["ok"] * 4
-    assert len({r["session"] for r in rows}) == 2
-
-
 @pytest.mark.parametrize(("louder", "status"), [(1e-5, ["wrong", "ok"]), (0.01, ["wrong"] * 2)])
 def test_the_floor_of_a_race_in_fp32_is_that_of_its_products(tmp_path, broken, louder, status):
     broken.by = louder
@@ -170,15 +102,6 @@ def test_the_floor_of_a_race_in_fp32_is_that_of_its_products(tmp_path, broken, l
     assert [row["status"] for row in rows] == status
     assert all(row["gradients_error"] == pytest.approx(louder, rel=0.05) for row in rows)
     assert {row["path"] for row in rows if row["status"] == "ok"} <= {None}
-
-
-def test_a_loss_at_full_size_may_be_off_by_what_its_products_and_sums_are():
-    assert races._loss_roundoff("bfloat16", 8192) == 2.0**-8 and check.FLOOR_ROUNDOFFS == 4
-    assert races._loss_roundoff("float32", 4) == 2 * 2.0**-24
-    assert races._loss_roundoff("float32", 4096) == 64 * 2.0**-24
-    with matmul_settings("high", True):
-        assert races._loss_roundoff("float32", 4096) == 2.0**-11
-        assert races._loss_roundoff("bfloat16", 4096) == 2.0**-8
 
 
 FAMILIES = {
@@ -219,8 +142,6 @@ def test_liger_changes_one_model_and_no_class(small):
     assert changed >= norms
     assert not [n for n, m in other.named_modules() if "forward" in vars(m)]
     assert model.lm_head.weight is other.lm_head.weight
-    with pytest.raises(ValueError, match="unknown switch 'swish'; known: rope, swiglu"):
-        arms.with_liger(model, ["swish"])
 
 
 @pytest.mark.parametrize("small", FAMILIES, indirect=True)
@@ -263,12 +184,6 @@ def test_the_furthest_is_found_between_what_fits_and_what_does_not(base, each):
     assert slope == pytest.approx(each, rel=0.01)
     with pytest.raises(MemoryError, match="at 400 or 800 already"):
         alone.furthest(peak, 400, 1000.0)
-
-
-def test_a_cpu_has_no_limit_to_find():
-    [case] = llama.cases("limit", [llama.BASELINE], grows="batch", **TINY)
-    with pytest.raises(Unavailable, match="only a CUDA card"):
-        llama.measure(case)
 
 
 # --- does an arm train as Hugging Face does? ------------------------------------------------------
@@ -421,21 +336,6 @@ def test_an_error_that_is_missing_or_not_finite_is_the_largest():
     assert rows["worst_gradient"].tolist()[:3] == [float("inf"), 1.0, float("inf")]
     assert rows["missed"].tolist()[:3] == [1, 0, 2]
     assert rows[["worst_gradient", "missed"]].iloc[3].isna().all()
-
-
-def test_published_figures_have_the_columns_of_rows():
-    rows = study.from_tables(published.as_rows("llama", "10_llama"))
-    drawn = rows[rows["experiment"] == "step"]
-    assert len(drawn) == 24 and drawn["median_ms"].isna().all()
-    assert set(rows["weights_on"]) == {"CPU"} and set(rows["dtype"]) == {"float16"}
-    [one] = drawn[(drawn["size"] == "1 × 1,024") & (drawn["provider"] == "liger")].to_dict(
-        "records"
-    )
-    assert one["tokens_per_s"] == 320.09 and one["tokens"] == 1024
-    assert one["activations_gib"] == pytest.approx(3596417536 / 2**30)
-    sizes = study.grown(rows).groupby("grows")["grown_to"].agg(lambda size: sorted(set(size)))
-    assert sizes["batch"] == [1, 4, 8, 16, 32, 64, 96, 112]
-    assert sizes["context"] == [512, 1024, 2048, 4096, 8192, 16384, 24576]
 
 
 def test_steps_and_peaks_come_apart_into_figures_and_parts():

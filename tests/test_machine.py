@@ -1,9 +1,7 @@
 """Facts about the machine: complete, safe as names, null where there is nothing."""
 
 import collections
-import json
 import os
-import platform
 import sys
 import time
 import types
@@ -26,45 +24,6 @@ def _forget():
     yield
     for function in cached:
         function.cache_clear()
-
-
-def test_description_is_flat_json_with_every_fact_named():
-    facts = machine.describe().as_dict()
-    json.dumps(facts)
-    wanted = {
-        "device_name", "device_count", "device_memory_gib", "driver", "cuda", "torch", "triton",
-        "python", "numpy", "cpu", "cpu_cores", "os", "host",
-        "boot_id", "gpu_uuid",
-    }  # fmt: skip
-    assert wanted <= set(facts)
-    assert facts["torch"]
-    assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
-
-
-def test_environment_follows_the_facts(monkeypatch):
-    before = machine.describe().environment
-    machine.describe.cache_clear()
-    monkeypatch.setattr(machine, "version_of", lambda package: "9.9")
-    assert machine.describe().environment != before
-
-
-def test_what_nobody_tells_is_null(monkeypatch):
-    for fact in ("_cpu_name", "_memory_gib", "_cores"):
-        monkeypatch.setattr(machine, fact, lambda: None)
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    facts = machine.describe()
-    assert (facts.driver, facts.cpu, facts.memory_gib) == (None, None, None)
-    assert machine.conditions("before") == {}
-
-
-def test_the_name_stands_in_no_run_and_the_host_is_no_part_of_the_environment(monkeypatch):
-    facts = machine.describe()
-    assert facts.host == platform.node()
-    assert "key" not in facts.as_dict()
-    before = facts.environment
-    machine.describe.cache_clear()
-    monkeypatch.setattr(platform, "node", lambda: "another")
-    assert machine.describe().environment == before
 
 
 @pytest.mark.parametrize(

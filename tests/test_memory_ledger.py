@@ -8,10 +8,10 @@ import torch
 from fusedlib import reference
 from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Attempt
-from fusedlib.bench.rivals import Workload, rival
+from fusedlib.bench.rivals import Workload
 from fusedlib.ops.mlp import function as functional
 from measure import mlp_ledger, mlp_memory, mlp_rivals, pass_memory
-from measure.mlp_ledger import LEDGERS, D, F, W
+from measure.mlp_ledger import LEDGERS, D, W
 from measure.mlp_problem import PLAIN_PATH, SwiGLUProblem, draw
 from measure.mlp_rivals import MODULE
 from measure.pass_memory import CATEGORIES
@@ -39,12 +39,6 @@ def test_kept_and_peak_by_hand(name):
     assert mlp_ledger.total(book.peak(LLM)[1]).mib(LLM) == peak
 
 
-def test_units_in_bytes_and_words():
-    problem = SwiGLUProblem(3, 5, 7, "float32")
-    assert (F * 2 + D + W).mib(problem) * 2**20 == 4 * (2 * 21 + 15 + 35)
-    assert str(F * 2 + D) == "2 F + D" and str(F * 0) == "0"
-
-
 @pytest.mark.parametrize(
     ("path", "dtype"), [("kernels", "bfloat16"), ("kernels", "float32"), (PLAIN_PATH, "float32")]
 )
@@ -53,25 +47,6 @@ def test_every_ledger_ends_with_y_and_all_gradients(name, path, dtype):
     *_, (what, held) = mlp_ledger.of(name, path, dtype).moments()
     assert what == "end"
     assert mlp_ledger.total(held) == D * 2 + W * 3
-
-
-def test_the_ledger_is_that_of_the_path_that_ran():
-    assert mlp_ledger.of("fused", PLAIN_PATH, "float32") is mlp_ledger.PLAIN
-    assert mlp_ledger.of("fused", "kernels", "float32") is mlp_ledger.SPLIT
-    assert (
-        mlp_ledger.of("fused", "kernels", "bfloat16") is mlp_ledger.of("fused") is mlp_ledger.FUSED
-    )
-
-
-def test_an_unbalanced_ledger_is_refused():
-    lost = replace(mlp_ledger.FUSED, backward=mlp_ledger.FUSED.backward[:1])
-    with pytest.raises(ValueError, match=r"never freed: .*gate\|up"):
-        list(lost.moments())
-    twice = replace(
-        mlp_ledger.FUSED, backward=(*mlp_ledger.FUSED.backward, mlp_ledger.FUSED.backward[1])
-    )
-    with pytest.raises(ValueError, match="which nobody holds"):
-        list(twice.moments())
 
 
 @pytest.mark.parametrize("shape", [TOKENS_DECIDE, WEIGHTS_DECIDE])
@@ -117,25 +92,6 @@ def test_a_stack_holds_what_is_counted_with_and_without_gradients(shape):
 # --- who is measured -----------------------------------------------------------------------------
 
 
-def test_a_rival_that_nobody_has_counted_is_measured(monkeypatch):
-    """Registered in one place, it is among `all`; it has figures and no counts."""
-    monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
-
-    @rival(TASK, "newcomer")
-    def newcomer(inputs):
-        """Plain."""
-        return rivals.get(TASK, "eager").build(inputs)
-
-    cases = mlp_memory.cases([WEIGHTS_DECIDE], ["all"], **FP32_CPU)
-    assert "products" not in {case["provider"] for case in cases}
-    (case,) = [c for c in cases if (c["provider"], c["experiment"]) == ("newcomer", "saved")]
-    assert mlp_ledger.of("newcomer") is None
-    assert mlp_memory.measure(case)["saved_mib"] == mlp_ledger.EAGER.kept().mib(
-        SwiGLUProblem.of(case)
-    )
-    assert mlp_memory.counted_mib(case) > 0
-
-
 def test_a_rival_without_a_gradient_is_wrong_and_has_no_figures(monkeypatch):
     def forgetful(inputs):
         return Workload(
@@ -161,33 +117,7 @@ def test_a_stack_of_layers_that_compute_something_else_is_wrong(monkeypatch):
     assert Attempt.at(mlp_memory.measure, case).status == "wrong"
 
 
-@pytest.mark.parametrize("name", ["fused", "fused-input"])
-def test_a_packed_layer_of_a_stack_gets_the_weights_it_is_checked_with(name):
-    problem = SwiGLUProblem(8, 16, 24, "float32")
-    inputs = draw(problem, "cpu")
-    work = mlp_rivals.one_layer(name, problem, inputs)
-    torch.testing.assert_close(
-        work.forward(), rivals.get(TASK, "eager").build(inputs).forward(), rtol=1e-5, atol=1e-5
-    )
-    assert work.path == PLAIN_PATH
-
-
 def test_what_cannot_fit_is_not_tried_and_says_so():
     case = mlp_memory.stack_cases("16384·8192·28672", [4096], ["eager"], **FP32_CPU)[0]
     actual = Attempt.at(mlp_memory.measure, case)
     assert actual.status == "oom (predicted)" and "not tried" in actual.reason
-
-
-@pytest.mark.parametrize("text", ["64·128", "64·0·128", "a·b·c"])
-def test_a_bad_shape_is_refused(text):
-    with pytest.raises(ValueError, match=r"tokens·hidden·intermediate|must be at least 1"):
-        mlp_memory.cases([text], ["eager"], **FP32_CPU)
-
-
-def test_bad_lists_are_refused():
-    with pytest.raises(ValueError, match="layers must be at least 1, got 0"):
-        mlp_memory.stack_cases("4·8·8", [0], ["eager"], **FP32_CPU)
-    with pytest.raises(ValueError, match="unknown rival 'quack'"):
-        mlp_memory.stack_cases("4·8·8", [1], ["quack"], **FP32_CPU)
-    with pytest.raises(ValueError, match="unknown rival 'nobody'"):
-        mlp_memory.cases(["4·8·8"], ["nobody"], **FP32_CPU)

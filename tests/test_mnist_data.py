@@ -13,7 +13,6 @@ import torch
 
 from digits import drawn
 from fusedlib.bench.attempt import Unavailable
-from measure.recording import paths
 from measure.training import batches, mnist
 
 TRAIN_IDX_SHA256 = "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"
@@ -131,14 +130,6 @@ def test_an_unknown_pickle_is_not_opened(tmp_path, capsys):
     assert "unpickled" not in capsys.readouterr().out
 
 
-def test_the_folder_is_the_users_choice(monkeypatch, tmp_path):
-    monkeypatch.setenv("FUSEDLIB_DATA", str(tmp_path))
-    assert paths.data_dir() == tmp_path
-    monkeypatch.delenv("FUSEDLIB_DATA")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert paths.data_dir() == tmp_path / "cache" / "fusedlib"
-
-
 @pytest.mark.slow
 def test_the_real_ones_are_the_files_as_first_published():
     try:
@@ -167,11 +158,3 @@ def test_both_sources_give_the_same_batches_in_the_same_order():
         assert torch.equal(images, others) and torch.equal(labels, answers)
         sizes.append(len(labels))
     assert sizes == [64, 64, 12]
-
-
-def test_an_order_is_that_of_its_seed_and_epoch():
-    first = batches.order(100, 0, 0)
-    assert torch.equal(first.sort().values, torch.arange(100))
-    assert torch.equal(first, batches.order(100, 0, 0))
-    assert not torch.equal(first, batches.order(100, 0, 1))
-    assert not torch.equal(first, batches.order(100, 1, 0))

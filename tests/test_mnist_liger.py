@@ -17,5 +17,5 @@ def test_in_the_interpreter():
 
 @pytest.mark.parametrize("task", [TASK, "swiglu"])
 def test_an_installed_liger_says_that_it_lacks_a_gpu(task):
-    with pytest.raises(Unavailable, match="^needs a CUDA GPU, the inputs are on cpu$"):
+    with pytest.raises(Unavailable, match="CUDA GPU"):
         rivals.get(task, "liger").check_available("cpu", "float32")

@@ -144,11 +144,6 @@ def test_a_run_is_that_of_its_seed():
     assert torch.equal(losses[0], losses[1]) and not torch.equal(losses[0], losses[2])
 
 
-def test_the_learning_rate_decays_by_the_epoch():
-    one, _ = trained("eager")
-    assert one.optimizer.param_groups[0]["lr"] == pytest.approx(0.7)
-
-
 def test_the_test_counts_every_image_once():
     one, _ = trained("eager")
     split = batches.prepare(DATA, 320, 50, "cpu").train
@@ -214,12 +209,6 @@ def test_a_steps_parts_make_up_the_step(source, recorder, flawed):
     assert fused["layer_backward"] == "MulBackward0", "plain PyTorch ran, and the row says so"
     assert wrong["status"] == "wrong" and wrong["published_protocol_optimizer_median_ms"] > 0
     assert not [n for n in wrong if n.endswith("_ms") and not n.startswith(results.PROTOCOL)]
-
-
-def test_graphs_need_a_gpu_and_say_so(recorder):
-    asked = study.cases("pace", ["eager fp32"], SETTING, **PACE | {"launch": "graph"})
-    recorder.race(study.RACE, asked)
-    assert [r["reason"] for r in rows_of(recorder)] == ["CUDA graphs need a CUDA GPU"]
 
 
 def test_a_repeated_run_gives_the_same_losses_and_another_order_does_not(monkeypatch, with_data):

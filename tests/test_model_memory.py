@@ -1,7 +1,5 @@
 """Study 09's formulas against what autograd and the allocator of a CPU really hold, to the byte."""
 
-import gc
-import weakref
 from collections import Counter
 
 import pandas as pd
@@ -110,20 +108,6 @@ def test_what_cannot_fit_is_predicted_and_not_tried():
     model_memory.check_size(case("step", "fp32"))
 
 
-def test_a_device_without_a_history_is_unavailable():
-    figures, status, reason = outcome(Measure(), case("step", "fp32", device="mps"))
-    assert (figures, status) == ({}, "unavailable") and "mps" in reason
-
-
-def test_nothing_stays_of_a_model_whose_graph_was_looked_at():
-    one = program("bf16 autocast")
-    storage = weakref.ref(one.model.embedding.weight.untyped_storage())
-    model_memory.saved_bytes(one)
-    del one
-    gc.collect()
-    assert storage() is None
-
-
 # --- checkpoints ---------------------------------------------------------------------------------
 
 
@@ -192,26 +176,6 @@ def test_a_plan_with_another_gradient_gets_no_time(monkeypatch, factor):
     assert "median_ms" not in figures and "peak_mib" in figures
 
 
-def test_a_missing_gradient_is_an_error():
-    one = torch.ones(2)
-    assert not model_memory.gradient_error([one], [one, one]) <= 1
-
-
-# --- cases and rows ------------------------------------------------------------------------------
-
-
-def test_the_largest_context_comes_first_and_each_case_once():
-    actual = model_memory.passes(
-        "nano", [8, 16, 8], attentions=["plain", "sdpa"], precisions=["fp32"], device="cpu"
-    )
-    assert [c["context_length"] for c in actual] == [16] * 5 + [8] * 3
-    kinds = [c["attention"] for c in actual if c["mode"] == "step"]
-    assert kinds == ["plain", "sdpa", "plain"], "the second kind at the largest context alone"
-    assert [c["attention"] for c in actual if c["mode"] == "forward, no_grad"] == ["plain"] * 2
-    names = {model_memory.snapshot_path(c).name for c in actual}
-    assert len(names) == len(actual) and all(" " not in name for name in names)
-
-
 # --- what follows from rows ----------------------------------------------------------------------
 
 
@@ -253,25 +217,6 @@ def test_no_checkpoint_is_one_where_it_ran(status, time):
     first = rows.loc["no checkpoint", "ratio"]
     assert first == time if time else pd.isna(first)
     assert rows.loc["every block", "ratio"] == 1.1
-
-
-def test_a_plan_costs_memory_and_time():
-    costs = model_memory.by_cost(model_memory.described(plan_rows()))
-    by = costs.set_index(["what", "plan_name"])["cost"]
-    assert (by["peak_gib", "every 2 blocks"], by["ratio", "every 2 blocks"]) == (3.0, 1.2)
-    assert len(costs) == 10
-
-
-def test_the_norms_of_a_forward_are_one_part():
-    parts = ("mlp", "attention", "attention_norm", "mlp_norm", "last_norm", "output", "loss")
-    saved = {f"saved_{part}_bytes": 2**30 * (n + 1) for n, part in enumerate(parts)}
-    row = {"case": "one", "recording": "a", **saved}
-    kept = model_memory.by_keeper(pd.DataFrame([row, row | {"case": "other"}]))
-    by = kept.set_index(["case", "keeper"])["kept_gib"]
-    assert by["one"].to_dict() == by["other"].to_dict() == {
-        "MLP": 1, "attention": 2, "norms": 3 + 4 + 5, "output and loss": 6 + 7,
-        "bf16 copies of weights": 0,
-    }  # fmt: skip
 
 
 def test_each_phase_of_the_second_step_at_its_highest():

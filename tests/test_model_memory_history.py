@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from fusedlib.bench.attempt import Unavailable
 from measure import allocator_history
 from measure.allocator_history import CATEGORIES, Change, History, KnownAddresses, watching
 from measure.recording import paths
@@ -68,16 +67,6 @@ def test_thinning_keeps_the_peak_the_moments_and_both_ends():
     assert abs(int(total[kept].min()) - int(total.min())) == 0
 
 
-def test_the_largest_are_grouped_by_size_and_origin():
-    watched = History(
-        [Change(n, 8, "a") for n in range(3)] + [Change(9, 30, "b"), Change(10, 8, "c")]
-    )
-    actual = allocator_history.classify(watched, KnownAddresses())
-    groups = allocator_history.largest(actual, 5, 2, ())
-    assert [(n, size, where) for n, size, _, where in groups] == [(1, 30, "b"), (3, 8, "a")]
-    assert allocator_history.largest(actual, 5, 9, ("other",)) == []
-
-
 # --- what CUDA tells -----------------------------------------------------------------------------
 
 
@@ -136,14 +125,6 @@ def test_a_cpu_s_history_has_every_block_and_moment():
     assert [b.nbytes for b in actual if b.lives(at["kept"])] == [4 * kept.numel()]
     assert [b.nbytes for b in actual if b.lives(at["gone"])] == [4 * kept.numel()]
     assert 2000 in [b.nbytes for b in actual]
-
-
-def test_other_devices_keep_no_history():
-    with (
-        pytest.raises(Unavailable, match="the allocator of meta keeps no history"),
-        watching(torch.device("meta")),
-    ):
-        pass
 
 
 def test_casts_of_weights_are_noted_and_forgotten_when_their_address_comes_again():

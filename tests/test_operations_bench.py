@@ -1,14 +1,11 @@
 """Study 10's operations alone: who is wrong gets no time, and what bounds them is counted right."""
 
-import sys
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from fusedlib.bench import cuda_graphs, rivals
-from fusedlib.bench.attempt import Unavailable
 from measure import llama
 from measure.llama import operations
 from measure.recording import results
@@ -134,29 +131,6 @@ def test_a_rival_may_read_one_half_of_cos_and_sin_alone(tmp_path, monkeypatch):
     assert [row["status"] for row in rows] == ["ok", "ok"]
 
 
-def test_a_graph_is_of_all_sets_and_its_time_that_of_one_call(monkeypatch, graphed):
-    case = graphed("rope", ["copy"])[0]
-    called = []
-    monkeypatch.setattr(operations, "results", lambda work, dy, direction: called.append(dy))
-    monkeypatch.setattr(operations.timing.Clock, "elapsed_ms", lambda *_: 24.0)
-    setup = operations.Setup(case)
-    turn = setup.check(case).turn(case)
-    called.clear()
-    assert turn.run() == {"total": 24.0 / operations.SETS}
-    sets = [operands.dy for operands in setup.sets]
-    assert len(sets) == operations.SETS
-    assert called == 2 * sets  # the first time to keep the device busy
-
-
-def test_the_peak_is_told_beside_the_gradients(monkeypatch):
-    for name in ("synchronize", "reset_peak_memory_stats"):
-        monkeypatch.setattr(torch.cuda, name, lambda: None)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 2**20)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5 * 2**20)
-    actual = {"y": torch.ones(2**19), "d_x": torch.ones(2**18)}
-    assert operations._peaks(lambda: actual) == {"peak_mib": 4.0, "gradients_mib": 1.0}
-
-
 def test_work_by_hand():
     def work(task):
         return [operations.work(case) for case in operations.cases(task, ["fused"], **LARGE)]
@@ -167,69 +141,3 @@ def test_work_by_hand():
     assert norm == [4 * tensor + row, 8 * tensor + 3 * row]
     once = 2 * 8192 * (32 + 8) * 64 * 2 + 2 * 2048 * 64 * 2
     assert [actual["compulsory_bytes"] for actual in work("rope")] == [once, 2 * once]
-
-
-def test_bad_cases_are_named():
-    for message, task, change in (
-        ("unknown experiment 'mlp'; known: loss, norm, rope", "mlp", {}),
-        ("unknown dtype 'int8'", "norm", {"dtype": "int8"}),
-        ("widths must be at least 1, got 0", "loss", {"widths": [64, 0]}),
-        ("width 96 is no multiple of 64", "rope", {"widths": [96]}),
-    ):
-        with pytest.raises(ValueError, match=message):
-            operations.cases(task, ["fused"], **SMALL | change)
-
-
-def liger_case(task, provider="liger"):
-    [case, *_] = operations.cases(task, [provider], **SMALL)
-    return case, operations.draw(case, 0)
-
-
-@pytest.mark.parametrize(
-    ("node", "name"),
-    [("_LigerRopeCuTeDSLFunctionBackward", "nvidia-cutedsl"),
-     ("LigerRopeFunctionBackward", "nvidia-triton")],
-)  # fmt: skip
-def test_a_row_of_liger_s_says_which_implementation_ran(monkeypatch, node, name):
-    class Turned:
-        grad_fn = SimpleNamespace(name=lambda: node)
-
-    backends = ModuleType("liger_kernel.backends")
-    backends.resolve_impl = lambda op, device: SimpleNamespace(impl_name=f"{op} on {device}")
-    for module in (ModuleType("liger_kernel"), backends):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(operations, "liger_rope", lambda q, k, cos, sin: (Turned, k))
-    assert operations.path_of(*liger_case("rope")) == name
-    assert operations.path_of(*liger_case("norm")) == "nvidia-triton"
-    on = "cross_entropy_loss_and_grad on cpu"
-    assert operations.path_of(*liger_case("loss")) == on
-    assert operations.path_of(*liger_case("loss", "liger-fp32")) == on
-    assert operations.path_of(*liger_case("loss", "liger-sm90")) == "nvidia-cutedsl"
-    assert operations.path_of(*liger_case("loss", "huggingface")) is None
-    assert operations.path_of(*liger_case("loss", "fused")) == "plain PyTorch"
-    monkeypatch.setitem(sys.modules, "liger_kernel.backends", None)
-    assert operations.path_of(*liger_case("loss")) == "nvidia-triton", "older versions"
-
-
-@pytest.mark.parametrize(
-    ("capability", "message"),
-    [((10, 0), "for compute capability 9.0 and no other"),
-     ((9, 0), "M to be a multiple of 128; got M=32")],
-)  # fmt: skip
-def test_liger_s_loss_for_hopper_is_refused_with_a_reason(monkeypatch, capability, message):
-    def refuses(hidden, weight, target):
-        raise NotImplementedError(f"it requires M to be a multiple of 128; got M={len(hidden)}")
-
-    whole = "liger_kernel.ops.cutedsl.ops"
-    kernels = ModuleType(f"{whole}.fused_linear_cross_entropy_sm90")
-    kernels.liger_fused_linear_cross_entropy_sm90 = refuses
-    package = ModuleType(whole)
-    package.fused_linear_cross_entropy_sm90 = kernels
-    monkeypatch.setitem(sys.modules, whole, package)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    _, drawn = liger_case("loss", "liger-sm90")
-    with pytest.raises(Unavailable, match=message):
-        operations.liger_sm90_loss(**drawn.leaves())
-    monkeypatch.setitem(sys.modules, whole, None)
-    with pytest.raises(Unavailable, match="Liger's CuTe kernels cannot be imported"):
-        operations.liger_sm90_loss(**drawn.leaves())

@@ -8,9 +8,7 @@ from fusedlib.bench import machine as machines
 from fusedlib.bench import settings
 from measure import precision, torch_precision
 from outcomes import outcome
-from press import display, plots, style
 from press.rows import Rows
-from report_sample import outputs_of
 
 DEVICES = precision.STUDY.sized({}).devices
 
@@ -58,14 +56,6 @@ def test_torch_sum_accumulates_wider_than_its_terms():
     assert figures["torch.sum"] < 1 < 100 < figures["one by one"]
 
 
-def test_an_operation_that_refuses_mixed_dtypes_is_not_promotion():
-    def refuses(x: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("expected scalar type Half but found Float")
-
-    assert not torch_precision._gives_fp32_alone(refuses, torch.float16, "cpu")
-    assert torch_precision._gives_fp32_alone(lambda x: x + torch.ones(8), torch.float16, "cpu")
-
-
 def test_autocast_of_well_known_operations():
     kinds = {
         c["provider"]: torch_precision.measure_autocast(c)["kind"]
@@ -88,74 +78,6 @@ def rows_of(lines: list[dict]) -> Rows:
     rows = Rows(precision.described(frame))
     rows.attrs = {"study": precision.STUDY.name}
     return rows
-
-
-def test_torch_s_products_are_named_in_the_order_of_formats_lengths_and_settings():
-    products = [
-        {"dtype": "bf16", "k": 32768, "provider": "reduced-precision reduction allowed"},
-        {"k": 4096, "provider": 'precision "high"'},
-        {"k": 256, "provider": 'precision "medium"'},
-        {"k": 256, "provider": 'precision "highest"'},
-    ]
-    rows = rows_of([{"experiment": "torch_matmul", **product} for product in products])
-    assert [*rows["setting"].cat.categories] == [
-        'fp32, 256³, "highest"', 'fp32, 256³, "medium"', 'fp32, 4,096³, "high"',
-        "bf16, K = 32,768, reduced sums allowed",
-    ]  # fmt: skip
-    assert rows._ordered("setting", rows["setting"].unique()) == [*rows["setting"].cat.categories]
-
-
-def test_every_setting_of_torch_s_products_has_a_name():
-    cases = precision.torch_products(16, 16, DEVICES)
-    assert {case["provider"] for case in cases} == set(precision.SETTINGS)
-
-
-def test_derived_columns_are_of_their_experiment_alone():
-    rows = rows_of([
-        {"experiment": "dots", "accumulator": "fp32", "dtype": "bf16", "provider": "into fp32"},
-        {"experiment": "tensor_core", "provider": "promoted"},
-        {"experiment": "autocast", "provider": "linear"},
-    ])  # fmt: skip
-    derived = rows[["sums", "adds", "operation"]].astype(object)
-    assert derived.where(derived.notna(), None).to_numpy().tolist() == [
-        ["in fp32", None, None], [None, "promoted", None], [None, None, "linear"]
-    ]  # fmt: skip
-    assert rows_of([{"experiment": "autocast", "provider": "linear"}])["setting"].isna().all()
-
-
-def test_a_table_of_texts_lists_each_once_in_the_order_of_their_names():
-    rows = rows_of([
-        {"experiment": "autocast", "provider": operation, "device": device, "kind": kind,
-         "recording": recording}
-        for recording in ("a", "b") for device in ("cpu", "cuda")
-        for operation, kind in (("softmax", "fp32"), ("matmul", "half"), ("linear", "half"))
-    ])  # fmt: skip
-    [shown] = outputs_of(lambda: rows.table("kind", columns="device", value="operation"))
-    content = shown["data"][display.TABLE_MIME]
-    assert content["columns"] == [["autocast runs it in"], ["CPU"], ["GPU"]]
-    assert content["rows"] == [
-        ["bf16 or fp16", "linear, matmul", "linear, matmul"], ["fp32", "softmax", "softmax"]
-    ]  # fmt: skip
-    mixed = pd.concat([rows, rows.assign(dtype="bf16")])
-    mixed.attrs = rows.attrs
-    with pytest.raises(ValueError, match="differ in dtype"):
-        mixed.table("kind", columns="device", value="operation")
-
-
-def test_names_of_a_column_have_colours_of_their_own():
-    rows = rows_of([
-        {"experiment": "tensor_core", "provider": name, "k": 16, "relative_error": 1e-3}
-        for name in precision.COLUMNS["adds"].names
-    ])  # fmt: skip
-    outputs_of(lambda: rows.lines(x="k", y="relative_error", by="adds"))
-    assert len({*map(style.colour, precision.COLUMNS["adds"].names.values())}) == 6
-
-
-@pytest.mark.parametrize(("xs", "ticks"), [([16, 64, 256], 2), ([10, 30, 100, 300], 10)])
-def test_a_logarithmic_axis_counts_in_twos_or_tens_as_its_values_do(xs, ticks):
-    frame = pd.DataFrame({"x": xs, "y": 1.0, "by": "fp32"})
-    [ax] = plots.lines(frame, "x", "y", "by", logx=True).figure.axes
-    assert ax.xaxis.get_transform().base == ticks
 
 
 def test_a_visitor_s_machine_may_be_a_recorded_one(monkeypatch):

@@ -164,13 +164,6 @@ def test_an_operator_is_told_by_its_name(name, kind):
     assert classes.of_operator(name) == kind
 
 
-def test_a_short_name_keeps_what_tells_kernels_apart():
-    named = "void at::native::(anonymous namespace)::softmax_warp<float, 4>(float*, int)"
-    assert classes.short_name(named) == "softmax_warp<float, 4>"
-    inner = "void at::f<at::native::copy(at::TensorIterator&)::{lambda(int)#1}>(int, char*)"
-    assert classes.short_name(inner) == "f<copy>"
-
-
 # --- gaps, launches, parts ------------------------------------------------------------------------
 
 spans = st.tuples(st.integers(0, 60), st.integers(0, 20), st.integers(0, 9))
@@ -315,10 +308,3 @@ def test_what_the_profiler_does_not_see_is_unavailable():
     [case] = measure.cases("profile", ["nano"], [32], ["fp32"], device="mps")
     with pytest.raises(Unavailable):
         measure.measure(case)
-
-
-def test_one_step_runs_for_a_profiler_from_outside(monkeypatch):
-    ran = []
-    monkeypatch.setattr(measure, "named_step", lambda made: ran.append(made.model.config.name))
-    measure.main(["nano", "16", "fp32"])
-    assert ran == ["nano"]

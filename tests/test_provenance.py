@@ -94,19 +94,6 @@ def test_the_commit_is_git_s_and_rows_do_not_make_it_dirty(cloned):
     assert provenance.packed() == {}
 
 
-def test_changed_names_each_path_whole(cloned):
-    for name in ("fusedlib/norm.py", "notebooks/study.toml"):
-        (cloned / name).write_text("changed\n")
-    (cloned / "notebooks/new.py").write_text("")
-    assert provenance.changed() == ["fusedlib/norm.py", "notebooks/study.toml", "notebooks/new.py"]
-
-
-def test_a_tree_of_which_git_cannot_tell_is_not_called_clean(cloned, monkeypatch):
-    asked = provenance._git
-    monkeypatch.setattr(provenance, "_git", lambda *a: asked(*a) if a[0] == "rev-parse" else None)
-    assert provenance.commit()[1] is not False
-
-
 def test_without_git_and_without_code_json_nothing_is_known(code):
     assert provenance.packed() == {}
     assert provenance.commit() == (None, None)

@@ -42,10 +42,6 @@ def cells(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_every_table_is_counted():
-    assert published.tables() == sorted(ROWS)
-
-
 @pytest.mark.parametrize("name", ROWS)
 def test_table_has_all_its_rows_once_and_a_known_source(name):
     frame = published.load(name)
@@ -113,11 +109,6 @@ def test_source_says_what_it_is(key):
         words = " ".join(seed.read_text().split())
         assert entry["title"] in words
         assert all(quote in words for quote in entry.get("quotes", {}).values())
-
-
-def test_an_unknown_table_lists_the_known_ones():
-    with pytest.raises(ValueError, match="unknown published table 'wormup'; known: accumulation"):
-        published.load("wormup")
 
 
 def test_a_missing_statement_is_missing_and_not_a_guess():

@@ -5,13 +5,12 @@ import torch
 from torch import Tensor, nn
 
 from fusedlib import reference
-from fusedlib.bench import check, cuda_graphs, operation, rivals
+from fusedlib.bench import check, cuda_graphs, rivals
 from fusedlib.bench.operation import Operands, Operation, exact_results
 from fusedlib.bench.race import Checked, Race, Turn, race
 from fusedlib.bench.rivals import Workload
 from measure import swiglu
 from measure.mlp_problem import Inputs, SwiGLUProblem, draw
-from measure.recording import results
 from measure.recording.results import Recorder
 
 RAGGED = SwiGLUProblem(37, 45, 83, "float32")
@@ -139,27 +138,6 @@ def test_when_time_is_over_what_was_timed_together_is_recorded_and_nothing_else_
     assert rows[["provider", "direction"]].values.tolist() == [
         ["eager", "forward"], ["rival", "forward"]
     ]  # fmt: skip
-
-
-def test_when_time_is_over_after_a_check_no_timing_begins(kernel, tmp_path, monkeypatch):
-    kernel["is"] = swapped
-    ends = iter([False])
-    monkeypatch.setattr(Recorder, "is_over", lambda self: next(ends, True))
-    rows, _ = run(tmp_path, ["rival", "eager"])
-    assert rows[["provider", "status"]].values.tolist() == [["rival", "wrong"]]
-
-
-def test_a_full_disk_gives_torch_s_settings_back(tmp_path, monkeypatch):
-    def full(path, row):
-        raise results.ResultsError("no space")
-
-    monkeypatch.setattr(results, "append_object", full)
-    before = torch.get_float32_matmul_precision()
-    other = "high" if before == "highest" else "highest"
-    with pytest.raises(results.ResultsError) as raised:
-        run(tmp_path, ["eager"], precision=other)
-    assert torch.get_float32_matmul_precision() == before, "while the traceback is still held"
-    assert raised.value.args == ("no space",)
 
 
 def test_torch_s_settings_are_the_case_s_until_the_rows_end():
@@ -310,14 +288,6 @@ def test_every_direction_and_dtype_is_measured_on_ragged_shapes(tmp_path, dtype)
     assert (second.measured, second.skipped) == (0, 3)
 
 
-def test_the_truth_is_made_once_a_problem_whatever_its_directions(tmp_path, monkeypatch):
-    made = []
-    exact = operation.exact_results
-    monkeypatch.setattr(operation, "exact_results", lambda *of: made.append(1) or exact(*of))
-    run(tmp_path, ["eager"], directions=swiglu.DIRECTIONS, frozen=True, repetitions=2)
-    assert made == [1, 1], "of the operands as drawn, and once rewritten"
-
-
 def test_a_graph_without_a_gpu_is_unavailable_and_a_backward_has_none(tmp_path):
     both = ("forward", "backward")
     frame, _ = run(tmp_path, ["eager"], directions=both, launches=("graph",))
@@ -379,18 +349,6 @@ def test_a_replay_s_alternating_rows_are_read_after_it():
         exact_results(inputs, reference.swiglu_mlp),
     )
     assert max(actual["d_w_gate"].norm, actual["d_w_up"].norm) < 1e-5
-
-
-def test_a_backward_alone_is_not_captured():
-    work = rivals.get("swiglu", "eager").build(draw(RAGGED, "cpu"))
-    with pytest.raises(ValueError, match="not 'backward'"):
-        cuda_graphs.capture(work, draw(RAGGED, "cpu").dy, "backward")
-
-
-def test_a_name_is_registered_once():
-    rival(right)
-    with pytest.raises(ValueError, match="swiglu has a rival named 'rival' already"):
-        rival(right)
 
 
 def test_work_and_traffic_agree_with_sums_by_hand():

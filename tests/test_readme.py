@@ -1,44 +1,45 @@
-"""The README's generated block: the headline claims alone, placed without loss."""
+"""The README's programs run, what it and CONTRIBUTING lead to exists; its block is generated."""
 
 import os
+import re
 
-import nbformat
-import pandas as pd
 import pytest
 from nbformat import NotebookNode
 from typer.testing import CliRunner
 
-from press import cli, display, headlines, replay
+from measure.recording import paths
+from press import cli, headlines, replay
 
+DOCUMENTS = ("README.md", "CONTRIBUTING.md")
 README = f"# Title\n\nbefore\n{headlines.BEGIN}\nold\n{headlines.END}\nafter\n"
 
 
-def stated(study: str, sentence: str, headline: str = "Fast", held: int = 3, others: int = 0):
-    card = {"label": "H200", "own": False, "measured": 3, "parts": 0, "count": f"{held} of 3"}
-    other = {"label": "H100", "own": False, "measured": others, "parts": 0, "count": "1 of 1"}
-    mine = {"label": "me", "own": True, "measured": 1, "parts": 0, "count": "1 of 1"}
-    return NotebookNode(
-        study=study, title=study.title(), sentence=sentence, headline=headline,
-        standings=[card, other, mine],
-    )  # fmt: skip
+def text_of(name: str) -> str:
+    return (paths.ROOT / name).read_text(encoding="utf-8")
+
+
+def test_what_the_readme_shows_runs_as_it_stands():
+    blocks = re.findall(r"^```python\n(.*?)^```$", text_of("README.md"), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    for program in blocks:
+        exec(compile(program, "README.md", "exec"), {})
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_and_targets_of_a_document_exist(name):
+    text = text_of(name)
+    links = re.findall(r'\]\(([^)#\s:"]+)\)', text)
+    assert [link for link in links if not (paths.ROOT / link).exists()] == []
+    targets = re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE)
+    assert {*re.findall(r"(?:^|`|&& )make ([a-z-]+)", text, re.MULTILINE)} <= {*targets}
 
 
 CLAIMS = [
-    stated("one", r"It takes 3 ms, \1."),
-    stated("one", "It holds little.", held=2, others=1),
-    stated("two", "Nobody reads this.", headline=""),
-    stated("two", "It is exact."),
-]
-
-
-def test_block_has_the_headlines_and_counts_the_recorded_machines_alone():
-    assert headlines.readme_block(CLAIMS).splitlines()[1:-1] == [
-        "| | Finding | In numbers | Repeated on |",
-        "| --- | --- | --- | --- |",
-        r"| [One](notebooks/one.ipynb) | **Fast** | It takes 3 ms, \1. | H200: 3 of 3 |",
-        "|  | **Fast** | It holds little. | H200: 2 of 3; H100: 1 of 1 |",
-        "| [Two](notebooks/two.ipynb) | **Fast** | It is exact. | H200: 3 of 3 |",
-    ]
+    NotebookNode(
+        study="one", title="One", sentence=r"It takes 3 ms, \1.", headline="Fast",
+        standings=[{"label": "H200", "own": False, "measured": 3, "parts": 0, "count": "3 of 3"}],
+    )
+]  # fmt: skip
 
 
 def test_a_text_is_filled_with_claims_read_once_until_an_executed_copy_changes(
@@ -56,30 +57,6 @@ def test_a_text_is_filled_with_claims_read_once_until_an_executed_copy_changes(
     claim.numbers["liger"] = "1.07×"
     os.utime(copy, (1, 1))
     assert headlines.filled(text) == "1.07× as fast, — as QuACK"
-
-
-def test_who_is_fastest_in_which_regime_follows_where_it_is_recorded(tmp_path):
-    frame = pd.DataFrame(
-        {"Liger": ["1.02–1.05×", "1.03×"], "fastest": ["QuACK 2, fusedlib 1", "fusedlib 3"]},
-        index=pd.Index(["in turns", "sustained"], name="regime"),
-    )  # fmt: skip
-    with display.captured() as shown:
-        display.table(frame, caption="bf16, *whose* is fastest.", name=headlines.REGIMES[1])
-        display.table(frame, caption="Another.", name="another")
-    cell = nbformat.v4.new_code_cell(outputs=[nbformat.from_dict(output) for output in shown])
-    copy = tmp_path / "notebooks" / f"{headlines.REGIMES[0]}.ipynb"
-    copy.parent.mkdir()
-    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), copy)
-    lines = headlines.readme_block_of(tmp_path).splitlines()
-    assert lines[3:-1] == [
-        "", "bf16, *whose* is fastest.", "",
-        "| regime | Liger | fastest |",
-        "| :-- | --: | :-- |",
-        "| in turns | 1.02–1.05× | QuACK 2, fusedlib 1 |",
-        "| sustained | 1.03× | fusedlib 3 |",
-    ]  # fmt: skip
-    copy.unlink()
-    assert headlines.readme_block_of(tmp_path) == headlines.readme_block([]), "no empty table"
 
 
 def test_updating_replaces_the_block_once_and_keeps_the_rest():

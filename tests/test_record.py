@@ -5,6 +5,7 @@ import json
 import os
 import tarfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -103,24 +104,6 @@ def test_units_of_the_claim_that_takes_the_least_time_come_first(studies):
     assert {unit.study for unit in record.units(studies, ["two"])} == {"two"}
 
 
-def test_of_a_study_without_rows_all_is_estimated(studies, monkeypatch):
-    empty = pd.DataFrame(columns=[*results.FRAME, *results.HEAD])
-    empty["machine"] = pd.Categorical([], categories=["card"])
-    monkeypatch.setattr(
-        results, "Recorder", lambda study, profile: SimpleNamespace(rows=lambda: empty)
-    )
-    units = record.units(studies, ["two"])
-    assert [unit.seconds for unit in units] == [record.UNKNOWN_S] * 2
-
-
-def test_carried_code_takes_its_units_from_what_was_packed(monkeypatch):
-    units = [Unit("two", ("x", "y"), 2, 3.5), Unit("one", ("a",), 0, 1.0)]
-    packed = json.loads(json.dumps({"plan": [dataclasses.asdict(unit) for unit in units]}))
-    monkeypatch.setattr(provenance, "packed", lambda: packed)
-    assert record.units(config("one", "two")) == units
-    assert record.units(config("one", "two"), ["one"]) == units[1:]
-
-
 def test_the_time_is_for_whole_units_and_each_study_costs_its_own():
     units = [Unit("one", ("a",), 3, 60), Unit("two", ("x",), 2, 70), Unit("one", ("b",), 1, 30),
              Unit("three", ("z",), 1, 11), Unit("one", ("c",), 0, 10)]  # fmt: skip
@@ -197,26 +180,13 @@ def test_the_newest_recording_of_this_code_goes_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("fields", "was"),
-    [
-        ({"a": "0"}, "is of commit ddddddd; since then changed fusedlib/a.py"),
-        (
-            dict.fromkeys("acde", "0"),
-            "is of commit ddddddd; since then changed fusedlib/a.py, fusedlib/c.py, fusedlib/d.py "
-            "and more",
-        ),
-        ({"card": "NVIDIA H200"}, f"is of NVIDIA H200; this is {CARD}"),
-    ],
+    ("fields", "was"), [({"a": "0"}, "fusedlib/a.py"), ({"card": "NVIDIA H200"}, "NVIDIA H200")]
 )
 def test_a_recording_of_other_code_or_another_card_is_refused(tmp_path, fields, was):
     recorded(tmp_path, "x", "2026-11-25", **fields)
-    with pytest.raises(ConfigError, match=f"the recording x {was}. Give another NAME="):
+    with pytest.raises(ConfigError, match=was):
         record.chosen_name("x", tmp_path, facts())
-
-
-def test_a_recording_on_another_card_does_not_go_on_unasked(tmp_path):
-    recorded(tmp_path, "x", "2026-11-25", card="NVIDIA H200")
-    assert record.chosen_name("", tmp_path, facts()) != "x"
+    assert record.chosen_name("", tmp_path, facts()) != "x", "nor does it go on unasked"
 
 
 # --- whether it may ------------------------------------------------------------------------------
@@ -225,32 +195,20 @@ def test_a_recording_on_another_card_does_not_go_on_unasked(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "busy", "message"),
     [
-        ({"device_type": "cpu", "device_name": "i9"}, "",
-         "a recording is made on a CUDA GPU; i9 is none. `make study` measures what"),
-        ({"commit": None, "dirty": None}, "",
-         "no code.json. Run `make pack` where the code has git"),
-        ({"dirty": True}, "",
-         "differs from commit ccccccc: f0, f1, f2, f3, f4 and more. Commit first"),
-        ({}, "processes 12, 13 run",
-         "processes 12, 13 run on the card; a measurement beside others is no recording"),
+        ({"device_type": "cpu", "device_name": "i9"}, "", "i9"),
+        ({"commit": None, "dirty": None}, "", "make pack"),
+        ({"dirty": True}, "", "f0, f1"),
+        ({}, "processes 12, 13 run", "12, 13"),
+        ({}, "", ""),
     ],
-    ids=["no gpu", "no commit", "dirty", "busy"],
+    ids=["no gpu", "no commit", "dirty", "busy", "it may"],
 )  # fmt: skip
-def test_what_may_not_record_is_refused_in_words(monkeypatch, fields, busy, message):
+def test_what_may_not_record_is_refused_with_the_reason(monkeypatch, fields, busy, message):
     describe(monkeypatch, **fields)
     monkeypatch.setattr(machines, "others_on_card", lambda most: busy)
     monkeypatch.setattr(provenance, "changed", lambda: [f"f{n}" for n in range(7)])
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=message) if message else nullcontext():
         record.check_ready()
-    assert message in str(refused.value)
-
-
-def test_a_clean_commit_on_an_idle_card_may(monkeypatch):
-    limits = []
-    describe(monkeypatch)
-    monkeypatch.setattr(machines, "others_on_card", lambda most: limits.append(most) or "")
-    record.check_ready()
-    assert limits == [record.MOST_USED_GIB]
 
 
 # --- the recording itself ------------------------------------------------------------------------
@@ -329,11 +287,6 @@ def test_what_an_interrupted_study_measured_is_packed(tmp_path):
         record.record(UNITS, "day", 10, run, tmp_path / "out")
     with tarfile.open(tmp_path / "out" / "card.day.tar.xz") as archive:
         assert any(name.endswith("one.jsonl") for name in archive.getnames())
-
-
-def test_a_study_that_wrote_nothing_packs_nothing(tmp_path):
-    assert record.record(UNITS, "day", 10, lambda *asked: False, tmp_path / "out") is False
-    assert not (tmp_path / "out").exists()
 
 
 def test_an_archive_is_whole_or_the_one_before(tmp_path, monkeypatch):

@@ -1,14 +1,11 @@
 """The paper lists the rivals that are defined otherwise today than when they were recorded."""
 
-import json
-
 import pandas as pd
 import pytest
 
 from fusedlib.bench import rivals
 from measure import mlp_rivals, swiglu
-from measure import study as studies
-from measure.recording import paths, provenance, results
+from measure.recording import provenance
 from press import redefined
 
 SWIGLU, MLP = "notebooks/measure/swiglu.py", "notebooks/measure/mlp_rivals.py"
@@ -50,34 +47,3 @@ def test_who_is_defined_in_a_file_that_the_recording_did_not_hash(rows, names, m
     monkeypatch.setattr(rivals, "RIVALS", known)
     actual = redefined.redefined(pd.DataFrame(rows), FILES)
     assert actual == {(name, "m") for name in names}
-
-
-def test_of_a_rival_outside_the_code_nothing_is_known(monkeypatch):
-    monkeypatch.setattr(rivals, "RIVALS", {})
-    rivals.rival("swiglu", "mine")(lambda inputs: None)
-    rows = pd.DataFrame([row("then", "mine", "swiglu")])
-    assert redefined.redefined(rows, FILES) == set()
-
-
-def test_a_function_of_the_mlp_is_defined_where_it_stands():
-    for task in (swiglu.TASK, mlp_rivals.MODULE):
-        assert redefined._file_of(rivals.get(task, "liger")) == SWIGLU
-
-
-def test_the_paper_lists_them_by_study(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "RECORDED", tmp_path)
-    monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
-    monkeypatch.setattr(studies, "names", lambda: ["01_x", "02_y"])
-    for machine, files in (("nvidia-h100", BEFORE), ("nvidia-h200", TODAY)):
-        folder = tmp_path / machine / "x"
-        folder.mkdir(parents=True)
-        described = {"schema": 2, "profile": "full", "runs": [{}], "files": files}
-        (folder / results.DESCRIPTION).write_text(json.dumps(described))
-        lines = [
-            {"case": "1", "status": "ok", "provider": "eager", "experiment": "swiglu"},
-            {"case": "2", "status": "wrong", "provider": "fused", "experiment": "swiglu"},
-        ]
-        (folder / "01_x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert redefined.table().to_dict("records") == [
-        {"study": "01_x", "implementations": "PyTorch", "machines": "H100"}
-    ]

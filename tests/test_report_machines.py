@@ -75,30 +75,3 @@ def test_a_line_a_recording_with_its_days_commits_and_what_differs(folder):
     assert lines["profile"].tolist() == ["full", "full", "full", "quick"]
     assert lines["own"].tolist() == [False, False, False, True]
     assert lines.loc[("h100", "only"), "commits"] == "unknown"
-
-
-def test_hardware_and_software_stand_once(folder):
-    hardware = machine_tables.hardware()
-    assert hardware["machine"].tolist() == ["h100", "h200", "me (this one)"]
-    assert hardware.iloc[1][["device", "cores"]].tolist() == ["NVIDIA H200", "16"]
-    software = machine_tables.software()
-    recordings = software[software["machine"] == "h200"].set_index("driver")["recordings"]
-    assert recordings.to_dict() == {"580": "first", "590": "second"}
-
-
-def test_packages_are_those_that_rows_name(folder):
-    put(folder, "h200/third", {"03_z": [
-        day("25", version="liger_kernel 0.5.2, torch 2.11.0"), day("25", version="torch 2.11.0"),
-        day("25", version="torch 2.12.0"), day("25"),
-    ]}, NOW, {"commit": "c" * 40, "began": "2026-11-25"})  # fmt: skip
-    [line] = machine_tables.packages().to_dict("records")
-    assert line == {"study": "03_z", "machine": "h200", "liger_kernel": "0.5.2",
-                    "torch": "2.11.0, 2.12.0"}  # fmt: skip
-
-
-@pytest.mark.parametrize("table", ["recorded", "hardware", "software"])
-def test_without_a_recording_tables_are_empty(tmp_path, monkeypatch, table):
-    monkeypatch.setattr(paths, "RECORDED", tmp_path)
-    monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path))
-    lines = getattr(machine_tables, table)()
-    assert lines.empty and "machine" in lines.columns

@@ -1,16 +1,13 @@
 """The paper as it stands, made from the recorded rows: cited, complete, drawn anew alike."""
 
-import ast
 import io
 import json
-import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import nbformat
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,30 +15,24 @@ from matplotlib.colors import to_rgba_array
 
 from claims_checks import (
     check_each_holds_or_says_where_not,
-    check_few_and_named,
     check_some_change_makes_each_false,
 )
 from fusedlib.bench import machine as machines
-from fusedlib.bench.step_clock import pace_setter
-from measure.profiles.columns import SETTERS
 from measure.recording import paths, results
-from press import display, headlines, render, replay, style
+from press import headlines, render, replay, style
 from press.claims import Claim
 from press.display import TABLE_MIME
 from press.pages import outputs, slides
 from press.pages.outputs import meaning, plain_text, press, tags
-from press.pages.paper import Section, combined
+from press.pages.paper import combined
 from press.render import sections
 from press.running import config
 from press.running.config import DETAILS, FRAME
 from press.running.products import copy_path
 from press.words import numbers_of, rewritten
-from report_sample import code, narrow, numbered, outputs_of, text, write
-from slides_checks import PHONE, SCREEN, loads, overflowing, pages
+from report_sample import numbered
+from slides_checks import loads, pages
 from slides_checks import words as text_of
-
-LINK = re.compile(r"\]\(#([^)\s]+)\)")
-
 
 GUIDES = [guide.name for guide in config.load().guides]
 STUDIES = [part.name for part in config.load().with_details(config.load().studies)]
@@ -89,10 +80,9 @@ def claims_of(folder: Path) -> Callable[[str], list[Claim]]:
 
 @pytest.mark.parametrize(
     "check",
-    [check_few_and_named, check_each_holds_or_says_where_not,
-     check_some_change_makes_each_false],
-    ids=["few_and_named", "holds", "can_be_false"],
-)  # fmt: skip
+    [check_each_holds_or_says_where_not, check_some_change_makes_each_false],
+    ids=["holds", "can_be_false"],
+)
 @pytest.mark.parametrize("name", STUDIES)
 def test_claims_of_a_study(claims_of, name, check):
     check(claims_of(name))
@@ -128,43 +118,9 @@ def deck(products: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str,
     return html.read_text(encoding="utf-8"), pdf.read_bytes()
 
 
-def uncited(paper: Any) -> list[str]:
-    """Tables and figures to which no sentence of their own section links.
-
-    A study's part of the appendix has the study's title, and counts with its section.
-    """
-    headings = [cell for cell in paper.cells if press(cell).get("role") == "heading"]
-    titles = {cell.source for cell in headings if press(cell).level == 1}
-    sections: dict[str, list[Any]] = {}
-    title = ""
-    for cell in paper.cells:
-        if press(cell).get("role") == "heading" and cell.source in titles:
-            title = cell.source
-        sections.setdefault(title, []).append(cell)
-    missing = []
-    for cells in sections.values():
-        cited = {a for cell in cells for sentence in words(cell) for a in LINK.findall(sentence)}
-        # What `press.rows` shows stands below the words on it.
-        others = [o for o in floats(cells) if "machines" not in meaning(o)]
-        missing += [meaning(o).name for o in others if press(o).anchor not in cited]
-    return missing
-
-
 def floats(cells: list[Any]) -> list[Any]:
     """Tables and figures."""
     return [o for cell in cells for o in cell.get("outputs", []) if "number" in press(o)]
-
-
-def words(cell: Any) -> list[str]:
-    """The sentences of a cell; a caption does not cite its own picture."""
-    if cell.cell_type == "markdown":
-        return [cell.source]
-    texts = [(o, o.get("data", {}).get("text/markdown")) for o in cell.outputs]
-    return [meaning(o).get("sentence") or text for o, text in texts if text]
-
-
-def test_every_table_and_figure_is_cited_where_it_is_discussed(paper: Any) -> None:
-    assert uncited(paper) == []
 
 
 def test_every_reference_has_its_number(paper: Any) -> None:
@@ -182,9 +138,6 @@ def test_nothing_failed_and_every_study_states_a_claim(paper: Any) -> None:
 
 def test_page_one_and_the_advice_have_their_numbers(paper: Any) -> None:
     tables = {meaning(o).name: o.data.get(TABLE_MIME) for o in floats(paper.cells)}
-    frame = nbformat.read(paths.ROOT / "report" / "report.ipynb", as_version=4)
-    lists = [ast.parse(c.source).body[0] for c in frame.cells if c.id.startswith("advice-")]
-    assert len(tables["advice"].rows) == sum(len(assignment.value.elts) for assignment in lists)
     assert not [row for row in tables["advice"].rows if "\N{EM DASH}" in " ".join(row[:3])]
     (abstract,) = [cell.source for cell in paper.cells if "abstract" in tags(cell)]
     assert "\N{EM DASH}" not in abstract
@@ -192,10 +145,6 @@ def test_page_one_and_the_advice_have_their_numbers(paper: Any) -> None:
 
 def test_no_two_names_of_a_figure_look_alike(products: Path) -> None:
     assert products and ALIKE == []
-    fig, ax = style.new()
-    for name in ("fused", "eager"):
-        ax.plot([1, 2], [1, 2], color=style.colour("fused"), label=name)
-    assert of_one_look(fig) == ["eager and fused"], "the check sees it"
 
 
 def shown_by(products: Path, study: str) -> list[tuple[Any, Any]]:
@@ -210,23 +159,6 @@ def rows_of(study: str, **fields: Any) -> pd.DataFrame:
     for name, value in fields.items():
         rows = rows[rows[name] == value]
     return rows
-
-
-def test_the_table_of_busy_steps_and_its_claim_name_one_pace_setter(products: Path) -> None:
-    """The table said "card" of a step that was 19 % busy, the headline "host"."""
-    details = shown_by(products, "08_profile" + DETAILS)
-    tables = [o for o, m in details if m.get("kind") == "table"]
-    seen = set()
-    for content in (o["data"][TABLE_MIME] for o in tables):
-        heads = [names[-1] for names in content["columns"]]
-        if "pace set by" in heads:
-            for row in content["rows"]:
-                busy, setter = (row[heads.index(name)] for name in ("GPU busy", "pace set by"))
-                if busy:
-                    share = float(busy.removesuffix(" %")) / 100
-                    assert setter == SETTERS[pace_setter(share, 1.0)], row
-                    seen.add(setter)
-    assert seen == {*SETTERS.values()}
 
 
 def test_a_time_over_a_pass_that_did_not_fit_is_not_drawn(products: Path) -> None:
@@ -276,56 +208,6 @@ def test_the_readme_block_is_what_the_rows_say(products: Path) -> None:
     assert text == new, "run `python -m press readme --write`"
 
 
-# --- teeth ---------------------------------------------------------------------------------------
-
-
-def document(folder: Path, *sentences: str, after: str = "") -> Any:
-    """A study with a table in the paper and one in its appendix, and a frame."""
-    study = write(
-        folder / "01_x.ipynb",
-        *(text(sentence, "paper") for sentence in sentences),
-        code("t()", *outputs_of(lambda: display.table(narrow(), "T", "here")), tags=("paper",)),
-        code("u()", *outputs_of(lambda: display.table(narrow(), "U", "late")), tags=("appendix",)),
-    )
-    frame = write(
-        folder / "report.ipynb", text("# R"), text("s", "studies"), text(f"## After\n\n{after}"),
-        text("## Further", "appendix"), text("d", "details"), text("## All", "appendix"),
-        text("f", "floats"),
-    )  # fmt: skip
-    parts = [("01_x", "X", study), (FRAME, "Report", frame)]
-    sections = [Section(name, title, path, None) for name, title, path in parts]
-    return numbered(combined(sections))
-
-
-def test_what_nobody_cites_or_only_another_section_or_the_list_of_floats_is_found(tmp_path):
-    assert uncited(document(tmp_path)) == ["here", "late"]
-    assert uncited(document(tmp_path, "[](#here)", after="See [](#late).")) == ["late"]
-    assert uncited(document(tmp_path, "See [](#here) and [the rest](#late).")) == []
-    assert press(document(tmp_path, "See [the table](#here).")).dead == []
-    assert press(document(tmp_path, "See [x](#gone).")).dead == ["[x](#gone)"]
-
-
-def test_a_figure_of_the_paper_without_data_or_with_a_name_of_another_is_refused(tmp_path):
-    from report_sample import curves
-
-    def shown(**data):
-        show = lambda: display.figure(curves(), caption="c", alt="a", name="f")  # noqa: E731
-        (output,) = outputs_of(show)
-        output.metadata["fusedlib"].update(data)
-        return code("f()", output, tags=("paper",))
-
-    write(tmp_path / "notebooks" / "1.ipynb", shown())
-    with pytest.raises(ValueError, match="f has no data"):
-        render.figures(tmp_path)
-    write(tmp_path / "notebooks" / "1.ipynb", shown(data="x\n1\n"))
-    drawn = render.figures(tmp_path)
-    assert [*drawn] == ["f.svg", "f.csv"] and drawn["f.csv"] == "x\n1\n"
-    assert "#010203" not in drawn["f.svg"]
-    write(tmp_path / "notebooks" / "2.ipynb", shown(data="x\n1\n"))
-    with pytest.raises(ValueError, match="another notebook has a figure f"):
-        render.figures(tmp_path)
-
-
 def test_recorded_rows_are_those_of_the_repository_seen_from_nowhere(monkeypatch, tmp_path):
     for name in ("card", "mine", "empty"):
         (tmp_path / name / "one").mkdir(parents=True)
@@ -359,8 +241,3 @@ def test_slides_show_every_study_with_its_headlines_and_each_machine_s_standing(
             standing = " ".join(plain_text(standing).split())  # it may quote a recording's sentence
             assert f"{claim.headline}. {sentence} {standing}" in shown
     assert "not recorded yet" not in shown and "error in the claim" not in shown
-
-
-@pytest.mark.parametrize("size", [SCREEN, PHONE])
-def test_slides_fit_the_window(deck, tmp_path, size):
-    assert overflowing(deck[0], tmp_path, size) == []

@@ -6,18 +6,14 @@ import subprocess
 import sys
 from html import unescape
 from html.parser import HTMLParser
-from itertools import pairwise
 from pathlib import Path
 
 import nbconvert
 import nbformat
 import pandas as pd
 import pytest
-import typst
 
-from measure.recording.files import WriteError
 from press import display
-from press.pages import ReportError
 from press.pages.paper import Section
 from press.render import render
 from printed import printed as printed_by_typst
@@ -266,18 +262,6 @@ def test_what_is_left_out(page: Page, hidden: str) -> None:
     assert hidden not in page.text
 
 
-def test_headings_nest_without_gaps(page: Page) -> None:
-    main = page.source.split("<main", 1)[1]
-    levels = [int(level) for level in re.findall(r"<h([1-6])[ >]", main)]
-    assert levels[0] == 2
-    assert all(after - before <= 1 for before, after in pairwise(levels))
-
-
-def test_maths_is_mathml(page: Page) -> None:
-    assert page.source.count('<math display="block"') == 2
-    assert "<mtable>" in page.source and "5$ and" in page.text
-
-
 def test_links_to_notebooks_lead_to_their_sections_and_to_each_other(
     page: Page, rendered: Path
 ) -> None:
@@ -292,17 +276,6 @@ def test_links_to_notebooks_lead_to_their_sections_and_to_each_other(
     assert b"(notebooks/01_good.html)" in (rendered / "report.pdf").read_bytes(), (
         "the PDF leads there too"
     )
-
-
-def test_a_study_goes_into_the_paper_by_its_tags(page: Page) -> None:
-    wanted = ["01-good-method", "01-good-wide", "01-good-time", "report-limits", "01-good-late"]
-    assert [anchor for anchor in page.ids if anchor in wanted] == wanted
-
-
-def test_a_claim_says_quietly_where_it_holds_and_loudly_where_not(page: Page) -> None:
-    assert 'class="claim" id="01-good-time"' in page.source
-    assert page.source.count("<strong>does not hold on the A</strong>") == 1
-    assert page.source.count("<strong>does not hold here</strong>") == 1
 
 
 def test_a_notebooks_page_shows_all_cells_and_code(rendered: Path) -> None:
@@ -346,40 +319,3 @@ def test_pdf_has_pages_contents_and_a_title(rendered: Path) -> None:
     assert content.startswith(b"%PDF-") and b"/Outlines" in content
     assert b"/StructTreeRoot" in content  # tagged, for screen readers
     assert b"CreationDate" not in content
-
-
-def test_a_formula_typst_refuses_is_shown_as_its_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from press.pages import pandoc
-
-    convert = pandoc._pandoc
-
-    def broken(source: str, target: str) -> str:
-        return convert(source, target).replace("BROKEN", "#nosuchname")
-
-    monkeypatch.setattr(pandoc, "_pandoc", broken)
-    notebook = write(tmp_path / "n.ipynb", text("# T"), text("A BROKEN one.", "paper"))
-    _, path = render([Section("n", "N", notebook, None)], tmp_path / "out")
-    assert path.read_bytes().startswith(b"%PDF-")
-    with pytest.raises(RuntimeError):
-        typst.compile(b"#nosuchname")
-
-
-def test_what_typst_refuses_for_no_text_or_picture_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(main: Path, **options: object) -> bytes:
-        raise RuntimeError("no fonts")
-
-    monkeypatch.setattr(typst, "compile", refuse)
-    notebook = write(tmp_path / "n.ipynb", text("# T"))
-    with pytest.raises(ReportError, match="Typst cannot set the PDF: no fonts"):
-        render([Section("n", "N", notebook, None)], tmp_path / "out")
-    assert (tmp_path / "out" / "report.html").exists()
-
-
-def test_an_unwritable_folder_is_an_error(tmp_path: Path, sections: list[Section]) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(WriteError, match="FUSEDLIB_BUILD"):
-        render(sections[:1], tmp_path / "file")

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import tiny_study
 from measure.recording import paths, results
 from measure.recording.progress import tell
-from press.running import config, fingerprint, kernel, monitor, products, runner
+from press.running import config, kernel, monitor, products, runner
 
 NOTEBOOKS = tiny_study.folder()
 
@@ -105,18 +104,6 @@ def test_an_unchanged_notebook_is_kept_and_a_failed_one_runs_again(study):
     assert "fresh 1\n" in printed(again["run_ok"].copy)
 
 
-def test_the_fingerprint_of_a_notebook_in_a_folder_whose_name_is_not_utf_8(tmp_path):
-    folder = tmp_path / os.fsdecode("Zoë".encode("latin-1"))
-    folder.mkdir()
-    notebook, helper = folder / "run_ok.ipynb", folder / "helper.py"
-    shutil.copy(NOTEBOOKS / "run_ok.ipynb", notebook)
-    digests = []
-    for text in ("a = 1", "a = 1", "a = 2"):
-        helper.write_text(text)
-        digests.append(fingerprint.before_run(notebook, {}))
-    assert digests[0] == digests[1] != digests[2]
-
-
 def job_of(study, name, *settings):
     [job] = runner.jobs(study.select([name]), list(settings), "quick")
     return job
@@ -190,26 +177,6 @@ def test_the_frame_reads_all_rows(study):
     assert not runner.is_unchanged(job)
 
 
-def test_what_only_shows_rows_runs_in_this_process_as_far_as_it_comes(study, tmp_path):
-    path = tmp_path / "sections" / "run_ok.ipynb"
-    path.parent.mkdir()
-    cells = [nbformat.v4.new_code_cell("profile: str = 'quick'  # whose rows")]
-    cells[0].metadata["tags"] = ["parameters"]
-    shown = "import os\nfrom press import display\ndisplay.prose(f'{profile} in {os.getpid()}')"
-    cells += map(nbformat.v4.new_code_cell, (shown, "raise ValueError('it broke here')"))
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-    part = config.Study("run_ok" + config.DETAILS, "", "", path, {"full": {}})
-    [job] = runner.jobs([part], [], "full")
-    stream = io.StringIO()
-    outcome = runner.execute(job, monitor.Monitor(1, stream))
-    assert (outcome.status, outcome.error) == ("failed", "cell 4: ValueError: it broke here")
-    notebook = nbformat.read(outcome.copy, as_version=4)
-    [prose, error] = outputs_of(outcome.copy)
-    assert prose["data"]["text/plain"] == f"full in {os.getpid()}"
-    assert notebook.cells[3].outputs == [error] and error.ename == "ValueError"
-    assert "started, 4 cells" in stream.getvalue()
-
-
 def test_kernels_that_the_users_home_registers_are_not_used(study, tmp_path, monkeypatch):
     folder = tmp_path / "home" / "share" / "kernels" / "python3"
     folder.mkdir(parents=True)
@@ -232,40 +199,6 @@ def test_relative_folders_mean_the_same_in_a_kernel(monkeypatch, tmp_path):
     env = kernel.variables()
     assert env["FUSEDLIB_RESULTS"] == str(tmp_path / "rows-here")
     assert env["PYTHONPATH"].split(os.pathsep)[0] == str(paths.ROOT)
-
-
-def test_threads_of_a_kernel_sleep_while_they_wait_unless_told_otherwise(monkeypatch):
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    assert kernel.variables()["OMP_WAIT_POLICY"] == "PASSIVE"
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    assert kernel.variables()["OMP_WAIT_POLICY"] == "ACTIVE"
-
-
-def test_a_log_shows_the_case_of_the_running_cell(study, monkeypatch):
-    monkeypatch.setattr(monitor, "LOG_S", 0.2)
-    _, printed_text = run(study, "run_cases")
-    assert "[1/1] run_cases cell 3/4 case 2/3 rival a\n" not in printed_text.partition("started")[0]
-    assert "case 2/3 rival a" in printed_text
-
-
-def test_a_terminal_gets_one_line_with_notebook_cell_and_case(study, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    stream = Terminal()
-    monkeypatch.setattr(monitor, "TERMINAL_S", 0.02)
-    monkeypatch.setenv("COLUMNS", "40")
-    runner.run(runner.jobs(study.select(["run_cases"]), [], "quick"), monitor.Monitor(1, stream))
-    text = stream.getvalue()
-    assert "[1/1] run_cases cell 3/4 case 2/3" in text
-    assert max(map(len, re.split(r"\r\x1b\[K|\n", text))) < 40
-
-
-@pytest.mark.parametrize("torn", ["", "{", '{"done": 1}\n', "[]\n", '{"done": "x"'])
-def test_a_torn_progress_file_shows_nothing(tmp_path, torn):
-    (tmp_path / "progress").write_text(torn)
-    assert monitor.last_case(tmp_path / "progress") == ""
 
 
 def test_who_waits_for_another_run_is_shown(tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """What a notebook is run with: what it declares, what its study has, and what may be set."""
 
-from pathlib import Path
-
 import nbformat
 import pytest
 
@@ -10,102 +8,28 @@ from measure import study as studies
 from measure.study import SizesError
 from press import rows
 from press.running import config, parameters, runner
-from press.running.config import ConfigError, Study
+from press.running.config import ConfigError
 
 NOTEBOOKS = tiny_study.folder()
-PROFILE = 'profile: str = "quick"'
 REAL = config.load().studies
-
-
-def declaring(folder: Path, *lines: str, measure: str = "") -> Study:
-    """A notebook of one cell, which declares these lines."""
-    path = tiny_study.write(folder / "made.ipynb", "Made", "\n".join(lines))
-    return Study("made", "Made", "?", path, {}, measure)
-
-
-def test_knobs_have_type_default_and_help():
-    [ok] = config.load(NOTEBOOKS / "run_study.toml").select(["run_ok"])
-    declared = parameters.knobs(ok)
-    assert list(declared) == ["profile", "count", "scale", "sizes", "kind"]
-    count = declared["count"]
-    assert (count.inferred_type_name, count.default, count.help) == ("int", "2", "how many")
-
-
-@pytest.mark.parametrize(
-    ("cells", "tagged", "message"),
-    [
-        ([PROFILE], 0, "no cells carry the tag 'parameters'; exactly one must"),
-        ([PROFILE, "count: int = 1"], 2, "2 cells carry the tag 'parameters'; exactly one must"),
-        ([f"{PROFILE}\ncount = 2"], 1, "parameters cell: count must read `name: type = default"),
-    ],
-)
-def test_a_faulty_parameters_cell_is_refused(tmp_path, cells, tagged, message):
-    path = tiny_study.write(tmp_path / "made.ipynb", "Faulty", *cells, tagged=tagged)
-    with pytest.raises(ConfigError, match=message):
-        parameters.knobs(Study("made", "Faulty", "?", path, {}))
-
-
-@pytest.mark.parametrize("line", ["count: Path = 1", "sizes: dict = {}"])
-def test_a_knob_of_an_unknown_type_is_refused(tmp_path, line):
-    with pytest.raises(ConfigError, match=r"the type one of bool, float, int, list\[bool\]"):
-        parameters.knobs(declaring(tmp_path, line))
-
-
-def test_a_file_that_is_no_notebook_is_refused(tmp_path):
-    torn = declaring(tmp_path, PROFILE)
-    torn.notebook.write_text('{"cells": [')
-    with pytest.raises(ConfigError, match="is not a Jupyter notebook"):
-        parameters.knobs(torn)
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("count=two", "run_ok: count must be int, not 'two'"),
-        ("count=1.5", "run_ok: count must be int, not 1.5"),
-        ("scale=wide", "run_ok: scale must be float, not 'wide'"),
-        ("sizes=[1, 2]", r"run_ok: sizes must be list of str, not \[1, 2\]"),
-        ("coutn=3", "'coutn' is unknown; known: count, kind, scale, sizes"),
-        ("run_ok.coutn=3", "'coutn' is unknown; known: count"),
-        ("other.count=3", r"notebook 'other' is unknown or not selected; known: run_fails, run_ok"),
-        ("profile=full", r"use PROFILE=quick or PROFILE=full"),
-        ("count", r"is no setting; write name=value, and"),
+        ("count=two", "run_ok: count .*'two'"),
+        ("sizes=[1, 2]", r"run_ok: sizes .*\[1, 2\]"),
+        ("coutn=3", "'coutn' is unknown"),
+        ("run_ok.coutn=3", "'coutn' is unknown"),
+        ("other.count=3", "'other' is unknown"),
+        ("profile=full", "PROFILE=full"),
+        ("count", "name=value"),
     ],
 )
 def test_a_wrong_setting_is_refused_before_anything_runs(setting, message):
     parts = config.load(NOTEBOOKS / "run_study.toml").select(["run_ok", "run_fails"])
     with pytest.raises((ConfigError, SizesError), match=message):
         runner.jobs(parts, [setting], "quick")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "text"),
-    [
-        ("repetitions", "two", "two"),  # in the table of sizes
-        ("repetitions", 1, "1"),
-        ("sweep_widths", [64, 0], "64,0"),  # a knob
-        ("device", "mps", "mps"),
-        ("half_dtypes", ["fp8"], "fp8"),
-        ("rivals", ["ligr"], "ligr"),  # which no type refuses
-        ("models", ["64·128"], "64·128"),
-    ],
-)
-def test_a_wrong_size_is_refused_in_the_same_words_wherever_it_comes_from(
-    monkeypatch, name, value, text
-):
-    parts = config.load().select(["03_kernels"])
-    monkeypatch.setitem(studies._entries()["03_kernels"], "full", {name: value})
-    kernels, sentences = studies.load("03_kernels"), []
-    for measure in (
-        lambda: studies.measure("03_kernels", {name: value}),
-        lambda: studies.measure("03_kernels", {"profile": "full"}, **{name: value}),
-        lambda: runner.jobs(parts, [f"{name}={text}"], "quick"),
-        lambda: kernels.cases(studies.full_sizes(kernels)),
-    ):
-        with pytest.raises(SizesError, match="^03_kernels: ") as refused:
-            measure()
-        sentences.append(str(refused.value))
-    assert len({*sentences}) == 1
 
 
 def test_a_setting_reaches_every_size_and_every_knob():
@@ -122,7 +46,7 @@ def test_a_setting_reaches_every_size_and_every_knob():
 
 
 @pytest.mark.parametrize("part", REAL, ids=lambda part: part.name)
-def test_knobs_are_sizes_with_their_defaults_and_few(part):
+def test_knobs_are_sizes_with_their_defaults(part):
     study, declared = studies.load(part.name), parameters.knobs(part)
     cells = nbformat.read(part.notebook, as_version=4).cells
     [cell] = [cell for cell in cells if parameters.TAG in cell.metadata.get("tags", [])]
@@ -132,9 +56,6 @@ def test_knobs_are_sizes_with_their_defaults_and_few(part):
     sizes = study.sized({})
     measured = [name for name in declared if name in study.sizes.model_fields]  # others redraw
     assert {n: values[n] for n in measured} == {n: getattr(sizes, n) for n in measured}
-    assert len(measured) >= 2
-    assert len(declared) <= 7 and all(knob.help for knob in declared.values())
-    assert all(field.description for field in study.sizes.model_fields.values())
 
 
 @pytest.mark.parametrize("part", REAL, ids=lambda part: part.name)
@@ -167,37 +88,6 @@ def test_papermill_and_make_record_measure_the_same_cases(part, profile, monkeyp
         assert study.cases(sizes) == studies.full_cases(part.name)
     else:
         assert study.cases(sizes) == study.cases(study.sized({"device": "cpu"}))
-
-
-def test_the_study_file_may_not_set_what_a_notebook_lacks(tmp_path):
-    text = (NOTEBOOKS / "run_study.toml").read_text().replace("count = 3", "cuont = 3")
-    for path in NOTEBOOKS.glob("run_*.ipynb"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "study.toml").write_text(text)
-    loaded = config.load(tmp_path / "study.toml")
-    with pytest.raises(ConfigError, match=r"run_ok, quick: parameter 'cuont' is unknown; known"):
-        runner.jobs(loaded.studies, [], "quick")
-
-
-def test_the_study_file_does_not_change_the_profile():
-    [ok] = config.load(NOTEBOOKS / "run_study.toml").select(["run_ok"])
-    other = Study(ok.name, ok.title, ok.question, ok.notebook, {"quick": {"profile": "full"}})
-    assert parameters.choose([other], [], "quick") == {"run_ok": {"profile": "quick"}}
-
-
-def test_values_come_from_the_profile_and_then_from_settings():
-    parts = config.load(NOTEBOOKS / "run_study.toml").select(["run_ok"])
-    [plain] = runner.jobs(parts, [], "full")
-    assert plain.parameters == {"profile": "full", "count": 5}
-    [changed] = runner.jobs(parts, ["count=7", "run_ok.scale=2"], "full")
-    assert changed.parameters == {"profile": "full", "count": 7, "scale": 2.0}
-
-
-def test_a_setting_reaches_only_notebooks_that_have_the_parameter():
-    parts = config.load(NOTEBOOKS / "run_study.toml").select(["run_ok", "run_fails"])
-    jobs = {job.name: job for job in runner.jobs(parts, ["count=7"], "quick")}
-    assert jobs["run_ok"].parameters["count"] == 7
-    assert jobs["run_fails"].parameters == {"profile": "quick"}
 
 
 def test_a_study_s_rows_go_by_its_notebook_s_name():

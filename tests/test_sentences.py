@@ -18,6 +18,7 @@ Rows = pd.DataFrame
 NOTEBOOKS = {part.name: part.notebook for part in config.load().parts}
 
 
+SHAPE = ["tokens", "hidden_size", "intermediate_size"]
 NEWEST = "2026-11-28-c120bf3"  # of both GPUs, at the release's code
 
 
@@ -33,12 +34,29 @@ def rows() -> Callable[[str, str], Rows]:
     return of
 
 
+def of(measured: Rows, **fields: object) -> Rows:
+    """The rows that have these fields."""
+    for name, value in fields.items():
+        measured = measured[measured[name] == value]
+    return measured
+
+
+def steps_of(measured: Rows, group: str) -> Rows:
+    """Forward and backward of a group's MLPs in bf16."""
+    return of(measured, group=group, dtype="bfloat16", direction="forward+backward")
+
+
+def interleaved(measured: Rows) -> Rows:
+    """The same at the shapes of models, started from Python and timed in turns."""
+    return of(steps_of(measured, "models"), launch="python", experiment="swiglu")
+
+
 def peaks(measured: Rows, index: str) -> Rows:
     return measured.pivot_table("peak_mib", index, "provider", "median", observed=True)
 
 
 def memory_by_tokens(measured: Rows) -> bool:
-    bf16 = measured[(measured["experiment"] == "step") & (measured["dtype"] == "bfloat16")]
+    bf16 = of(measured, experiment="step", dtype="bfloat16")
     over = bf16.assign(over=bf16["tokens"] / bf16["hidden_size"])
     table = over.pivot_table(
         "peak_mib", ["over", "hidden_size", "intermediate_size"], "provider", "median"
@@ -53,7 +71,7 @@ def memory_by_tokens(measured: Rows) -> bool:
 
 
 def attention_memory(measured: Rows) -> bool:
-    both = measured[(measured["direction"] == "forward+backward") & (measured["head_dim"] == 64)]
+    both = of(measured, direction="forward+backward", head_dim=64)
     both = both[both["grid"].isin(["course", "long"]) & (both["context_length"] >= 4096)]
     growth = {}
     for dtype, part in both.groupby("dtype"):
@@ -67,8 +85,8 @@ def attention_memory(measured: Rows) -> bool:
 
 
 def checkpoints(measured: Rows) -> bool:
-    plans = measured[(measured["experiment"] == "checkpoint") & (measured["model"] == "2.7b")]
-    plans = plans[(plans["context_length"] == 2944) & (plans["plan"] == "segments")]
+    fields = {"experiment": "checkpoint", "model": "2.7b", "context_length": 2944}
+    plans = of(measured, plan="segments", **fields)
     best = {"bf16": 1, "bf16 autocast": 2}
     for precision, part in plans.groupby("precision", observed=True):
         mib, ms = (part.groupby("blocks")[name].median() for name in ("peak_mib", "median_ms"))
@@ -80,32 +98,26 @@ def checkpoints(measured: Rows) -> bool:
 
 
 def below_the_power_limit(measured: Rows) -> bool:
-    fp32 = measured[(measured["experiment"] == "sustained") & (measured["precision"] == "fp32")]
+    fp32 = of(measured, experiment="sustained", precision="fp32")
     highest = fp32.groupby("provider")[["power_w", "sm_mhz"]].median()
     return len(highest) > 1 and highest["power_w"].max() < 680 and highest["sm_mhz"].min() > 1900
 
 
 def at_the_power_limit(measured: Rows) -> bool:
-    load = measured[(measured["experiment"] == "sustained") & (measured["dtype"] == "bfloat16")]
-    load = load[load["status"] == "ok"]
+    load = of(measured, experiment="sustained", dtype="bfloat16")
     return load["power_w"].median() > 670 and (load["sm_mhz"] < 1700).all()
 
 
 def as_long_under_load(measured: Rows) -> bool:
-    headline = measured[(measured["model"] == "Llama-3.2-1B") & (measured["dtype"] == "bfloat16")]
-    at_load = headline[headline["experiment"] == "sustained"].groupby("provider")
-    turns = headline[(headline["experiment"] == "step") & (headline["group"] == "arms")]
+    headline = of(measured, model="Llama-3.2-1B", dtype="bfloat16")
+    at_load = of(headline, experiment="sustained").groupby("provider")
+    turns = of(headline, experiment="step", group="arms")
     ratio = at_load["median_ms"].median() / turns.groupby("provider")["median_ms"].median()
     return at_load["power_w"].median().min() > 670 and ratio.dropna().between(0.93, 1.05).all()
 
 
 def most_in_the_products(measured: Rows) -> bool:
-    models = measured[(measured["group"] == "models") & (measured["launch"] == "python")]
-    models = models[(models["dtype"] == "bfloat16") & (models["experiment"] == "swiglu")]
-    both = models[models["direction"] == "forward+backward"]
-    times = both.pivot_table(
-        "median_ms", ["tokens", "hidden_size", "intermediate_size"], "provider", "median"
-    )
+    times = interleaved(measured).pivot_table("median_ms", SHAPE, "provider", "median")
     shares = times["products"] / times["eager"]
     return len(shares) == 8 and shares.between(0.5, 1).all()
 
@@ -113,16 +125,14 @@ def most_in_the_products(measured: Rows) -> bool:
 def searched_quack_ahead_at_seven(measured: Rows) -> bool:
     """By time interleaved, by one to three per cent; under load, each beside the products of its
     session, at two of three by all rounds and at one between fusedlib's."""
-    both = measured[measured["group"].isin(["models", "tuned"]) & (measured["dtype"] == "bfloat16")]
-    both = both[both["direction"] == "forward+backward"]
+    both = pd.concat([steps_of(measured, "models"), steps_of(measured, "tuned")])
     both = both[both["recording"] != NEWEST]  # another card, without the search
-    shape = ["tokens", "hidden_size", "intermediate_size"]
-    turns = both[(both["launch"] == "python") & (both["experiment"] == "swiglu")]
-    times = turns.pivot_table("median_ms", shape, "provider", "median")
+    turns = of(both, launch="python", experiment="swiglu")
+    times = turns.pivot_table("median_ms", SHAPE, "provider", "median")
     times = times[times["quack-searched"].notna()]
     load = both[(both["experiment"] == "sustained") | (both["launch"] == "sustained")]
-    load = load.pivot_table("median_ms", [*shape, "session"], "provider", "median")
-    over = load.div(load["products"], axis=0).groupby(shape).agg(["min", "max"])
+    load = load.pivot_table("median_ms", [*SHAPE, "session"], "provider", "median")
+    over = load.div(load["products"], axis=0).groupby(SHAPE).agg(["min", "max"])
     over = over[over["quack-searched"]["max"].notna()]
     least, most = over["fused"]["min"], over["fused"]["max"]
     sure = over["quack-searched"]["max"] < least
@@ -135,11 +145,7 @@ def searched_quack_ahead_at_seven(measured: Rows) -> bool:
 
 def five_races_at_the_power_limit(measured: Rows) -> bool:
     """By the power at the end of a race that was run interleaved; 690 W of 700 W are at it."""
-    models = measured[(measured["group"] == "models") & (measured["launch"] == "python")]
-    models = models[(models["dtype"] == "bfloat16") & (models["experiment"] == "swiglu")]
-    both = models[models["direction"] == "forward+backward"]
-    shape = ["recording", "tokens", "hidden_size", "intermediate_size"]
-    after = both.groupby(shape)["power_after_w"].median()
+    after = interleaved(measured).groupby(["recording", *SHAPE])["power_after_w"].median()
     after = after[after.groupby("recording").transform("size") == 8]
     return (after >= 690).groupby("recording").sum().to_dict() == {
         NEWEST: 0, "assembled": 5
@@ -148,22 +154,19 @@ def five_races_at_the_power_limit(measured: Rows) -> bool:
 
 def quack_changes_sides_at_two(measured: Rows) -> bool:
     """Beside fusedlib, interleaved and under load; Liger is behind in both everywhere."""
-    both = measured[(measured["group"] == "models") & (measured["dtype"] == "bfloat16")]
-    both = both[both["direction"] == "forward+backward"]
-    shape = ["tokens", "hidden_size", "intermediate_size"]
+    both = steps_of(measured, "models")
     loaded = (both["experiment"] == "sustained") | (both["launch"] == "sustained")
     sides = []
     for rows in (both[~loaded & (both["launch"] == "python")], both[loaded]):
-        ms = rows.pivot_table("median_ms", [*shape, "session"], "provider", "median")
-        sides.append(ms.div(ms["fused"], axis=0).groupby(shape)[["liger", "quack"]].median() > 1)
+        ms = rows.pivot_table("median_ms", [*SHAPE, "session"], "provider", "median")
+        sides.append(ms.div(ms["fused"], axis=0).groupby(SHAPE)[["liger", "quack"]].median() > 1)
     turns, load = sides
     behind = turns["liger"].all() and load["liger"].all()
     return behind and len(load) == 8 and (turns["quack"] != load["quack"]).sum() == 2
 
 
 def widest_layer_gains_nothing(measured: Rows) -> bool:
-    sweep = measured[(measured["group"] == "sweep") & (measured["dtype"] == "bfloat16")]
-    sweep = sweep[(sweep["direction"] == "forward+backward") & (sweep["launch"] == "python")]
+    sweep = of(steps_of(measured, "sweep"), launch="python")
     widest = sweep[sweep["hidden_size"] == sweep["hidden_size"].max()]
     ms = widest.groupby("provider")["median_ms"].median()
     return (ms[["eager", "inductor", "liger"]] < ms["fused"]).all() and ms["quack"] > ms["fused"]
@@ -171,9 +174,7 @@ def widest_layer_gains_nothing(measured: Rows) -> bool:
 
 def quack_slower_at_tinyllama(measured: Rows) -> bool:
     """Interleaved: a tenth in the recording where it is least, a fifth where it is most."""
-    both = measured[(measured["group"] == "models") & (measured["dtype"] == "bfloat16")]
-    both = both[(both["direction"] == "forward+backward") & (both["intermediate_size"] == 5632)]
-    both = both[(both["launch"] == "python") & (both["experiment"] == "swiglu")]
+    both = of(interleaved(measured), intermediate_size=5632)
     ms = both.pivot_table("median_ms", "recording", "provider", "median")
     over = (ms["quack"] / ms["fused"]).dropna() - 1
     return len(over) > 1 and 0.075 < over.min() < 0.125 and 0.14 < over.max() < 0.25
@@ -181,8 +182,7 @@ def quack_slower_at_tinyllama(measured: Rows) -> bool:
 
 def families_over_fusedlib(measured: Rows) -> pd.DataFrame:
     """Times over fusedlib's in the newest recording, a line a model."""
-    newest = measured[measured["recording"] == NEWEST]
-    families = newest[newest["experiment"] == "families"]
+    families = of(measured, recording=NEWEST, experiment="families")
     ms = families.pivot_table("median_ms", "model", "provider", "median")
     return ms.div(ms["fused"], axis=0)
 
@@ -200,13 +200,10 @@ def lead_over_compiled_gemma_a_tenth(measured: Rows) -> bool:
 def searched_over_newest(measured: Rows, under_load: bool) -> pd.Series:
     """Times of QuACK's search over those of another H200's fusedlib, days later, by shape."""
     loaded = (measured["experiment"] == "sustained") | (measured["launch"] == "sustained")
-    turns = (measured["experiment"] == "swiglu") & (measured["launch"] == "python")
-    both = measured[(loaded if under_load else turns) & (measured["group"] == "models")]
-    both = both[(both["direction"] == "forward+backward") & (both["dtype"] == "bfloat16")]
-    fused = (both["recording"] == NEWEST) & (both["provider"] == "fused")
-    shape = ["tokens", "hidden_size", "intermediate_size"]
-    searched = both[both["provider"] == "quack-searched"].groupby(shape)["median_ms"].median()
-    return (searched / both[fused].groupby(shape)["median_ms"].median()).dropna()
+    both = steps_of(measured[loaded], "models") if under_load else interleaved(measured)
+    fused = of(both, recording=NEWEST, provider="fused").groupby(SHAPE)["median_ms"].median()
+    searched = of(both, provider="quack-searched").groupby(SHAPE)["median_ms"].median()
+    return (searched / fused).dropna()
 
 
 def behind_today_s_fusedlib_at_four(measured: Rows) -> bool:
@@ -221,7 +218,7 @@ def searched_within_two_per_cent_of_today_s(measured: Rows) -> bool:
 
 def half_of_the_rounds_go_the_other_way(measured: Rows) -> bool:
     """Loss alone at hidden size 2,048: torch.compile's rounds over fusedlib's beside them."""
-    loss = measured[(measured["experiment"] == "loss") & (measured["hidden_size"] == 2048)]
+    loss = of(measured, experiment="loss", hidden_size=2048)
     rounds = loss.drop_duplicates("provider").set_index("provider")["samples_ms"]
     over = np.asarray(rounds["inductor"]) / np.asarray(rounds["fused"])
     ms = loss.groupby("provider")["median_ms"].median()
@@ -230,9 +227,8 @@ def half_of_the_rounds_go_the_other_way(measured: Rows) -> bool:
 
 def forward_waits_in_two_recordings(measured: Rows) -> bool:
     """PyTorch over Liger from Python, 64 tokens, width 4,096, IEEE fp32: by recording."""
-    time = measured[(measured["experiment"] == "time") & (measured["launch"] == "python")]
-    time = time[(time["tokens"] == 64) & (time["hidden_size"] == 4096)]
-    time = time[(time["dtype"] == "float32") & (time["precision"] == "highest")]
+    fields = {"experiment": "time", "launch": "python", "dtype": "float32", "precision": "highest"}
+    time = of(measured, tokens=64, hidden_size=4096, **fields)
     ms = time.pivot_table("median_ms", ["direction", "recording"], "provider", "median")
     over = (ms["liger"] / ms["eager"]).dropna()
     waits = (over.loc["forward"] > 1.2).sum()
@@ -243,8 +239,7 @@ def forward_waits_in_two_recordings(measured: Rows) -> bool:
 
 def narrow_layers_gain_over_pytorch_in_a_graph(measured: Rows) -> bool:
     """Over PyTorch more in a graph at width 512; over Liger and torch.compile less."""
-    swept = measured[(measured["group"] == "sweep") & (measured["dtype"] == "bfloat16")]
-    swept = swept[(swept["hidden_size"] == 512) & (swept["direction"] == "forward+backward")]
+    swept = of(steps_of(measured, "sweep"), hidden_size=512)
     ms = swept.pivot_table("median_ms", ["launch", "recording"], "provider", "median")
     over = ms.div(ms["fused"], axis=0).groupby("launch").median()
     more = over.loc["graph"] > over.loc["python"]
@@ -253,15 +248,14 @@ def narrow_layers_gain_over_pytorch_in_a_graph(measured: Rows) -> bool:
 
 def medium_a_per_cent_faster(measured: Rows) -> bool:
     """A step in fp32 with fusedlib's MLP, beside PyTorch's, in the newest recording."""
-    newest = measured[(measured["experiment"] == "mlp") & (measured["model"] == "medium")]
-    newest = newest[newest["recording"] == NEWEST]
+    newest = of(measured, experiment="mlp", model="medium", recording=NEWEST)
     ms = newest.set_index("provider")["median_ms"]
     return len(ms) == 4 and 1.003 < ms["eager"] / ms["fused"] < 1.015
 
 
 def compiled_loss_a_seventh_slower(measured: Rows) -> bool:
     """At hidden size 4,096, beside fusedlib's of the same session."""
-    loss = measured[(measured["experiment"] == "loss") & (measured["hidden_size"] == 4096)]
+    loss = of(measured, experiment="loss", hidden_size=4096)
     ms = loss.pivot_table("median_ms", "session", "provider", "median")
     over = ms["inductor"] / ms["fused"] - 1
     return len(over) > 0 and over.between(0.13, 0.16).all()
@@ -269,16 +263,14 @@ def compiled_loss_a_seventh_slower(measured: Rows) -> bool:
 
 def liger_behind_compiled_families(measured: Rows) -> bool:
     """Of Gemma 2 and Qwen3 Liger takes longer than torch.compile with its mask."""
-    families = measured[measured["experiment"] == "families"]
-    ms = families.pivot_table("median_ms", "model", "provider", "median")
+    ms = of(measured, experiment="families").pivot_table("median_ms", "model", "provider", "median")
     ms = ms.loc[[name for name in ms.index if name.startswith(("Gemma", "Qwen"))]]
     return len(ms) == 2 and (ms["liger"] > 1.2 * ms["inductor"]).all()
 
 
 def apart_in_one_of_two(measured: Rows) -> bool:
     """Extra times of first steps, in the recordings that have all five models."""
-    fresh = measured[(measured["experiment"] == "steps") & (measured["isolation"] == "fresh")]
-    both = fresh[fresh["direction"] == "forward+backward"]
+    both = of(measured, experiment="steps", isolation="fresh", direction="forward+backward")
     extra = both["samples_ms"].map(lambda ms: ms[0] - np.median(ms[-10:]))
     recordings = extra.groupby(both["recording"]).agg(["min", "max"])
     recordings = recordings[both.groupby("recording")["model"].nunique() == 5]

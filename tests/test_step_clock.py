@@ -1,6 +1,5 @@
 """The clock of whole steps, on a device and a host whose paces the test sets."""
 
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from fusedlib.bench import step_clock, timing
 from fusedlib.bench.race import Turn
 from measure import transformer_trainer
-from measure.recording import paths
 
 LIMITS = {"seconds": 0.5, "blocks": 3, "steps": 10, "settling": 6}
 PARTS = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1}
@@ -71,15 +69,6 @@ def test_a_steady_step_after_a_slow_start_has_its_very_time(simulated):
     assert row["issue_ms"] == pytest.approx(1.0)
 
 
-def test_it_measures_so_many_seconds_with_one_wait_a_block(simulated):
-    clocked = simulated(30.0)
-    begin, blocks = clocked.now, step_clock.measure(clocked, **LIMITS)["blocks_ms"]
-    assert len(blocks) >= LIMITS["blocks"]
-    assert clocked.now - begin > 1e3 * LIMITS["seconds"]
-    # Before and after each block: discarded steps, two of settling, the measured ones.
-    assert clocked.synchronised == 2 * (step_clock.DISCARDED + 2 + len(blocks))
-
-
 def test_it_waits_until_a_jump_of_the_pace_is_over(simulated):
     jump = step_clock.DISCARDED + 15  # within the second block of settling
     row = step_clock.measure(simulated(lambda n: 30.0 if n < jump else 44.0), **LIMITS)
@@ -94,26 +83,11 @@ def test_a_pace_that_never_rests_is_not_settled(simulated):
     assert len(row["blocks_ms"]) >= LIMITS["blocks"], "it is measured all the same"
 
 
-def test_a_jump_while_measuring_shows_in_the_blocks(simulated):
-    row = step_clock.measure(simulated(lambda n: 30.0 if n < 40 else 44.0), **LIMITS)
-    assert row["blocks_ms"][0] == pytest.approx(30.0)
-    assert row["blocks_ms"][-1] == pytest.approx(44.0)
-
-
 @pytest.mark.parametrize("host_ms", [44.0, 30.0, 26.6])
 def test_a_step_takes_as_long_as_the_slower_of_host_and_card(simulated, host_ms):
     row = step_clock.measure(simulated(28.4, host_ms), **LIMITS)
     assert row["issue_ms"] == pytest.approx(host_ms)
     assert row["step_median_ms"] == pytest.approx(max(host_ms, 28.4))
-
-
-@pytest.mark.parametrize(("step_ms", "steps_a_block"), [(100.0, 10), (500.0, 3), (1500.0, 1)])
-def test_slow_steps_make_short_blocks(simulated, step_ms, steps_a_block):
-    clocked = simulated(step_ms)
-    row = step_clock.measure(clocked, **LIMITS)
-    assert row["step_n"] == steps_a_block * len(row["blocks_ms"])
-    if step_ms > 1000:
-        assert clocked.issued == 2 + 2 + 3, "two discarded, two that agree, three measured"
 
 
 def test_a_turn_is_the_same_step_as_a_measured_one(simulated):
@@ -175,22 +149,3 @@ def test_peaks_before_the_optimizer_are_below_those_of_the_step():
     actual = step_clock.peaks(trainer)
     assert 0 < actual["held_mib"] < actual["both_peak_mib"] <= actual["peak_mib"]
     assert not trainer.optimizer._optimizer_step_pre_hooks
-
-
-# --- the only one --------------------------------------------------------------------------------
-
-# Study 05 is about the first steps of a process, which no settled clock sees.
-ALLOWED = {"transformer_trainer.py", "first_step.py"}
-
-
-def test_no_other_module_times_a_trainer_or_makes_its_optimizer():
-    users = []
-    for path in sorted((paths.NOTEBOOKS / "measure").rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        if path.name in ALLOWED or "measure.transformer_trainer" not in text:
-            continue
-        users.append(path.name)
-        assert not re.search(r"trainer\.step\(", text), f"{path}: issue() warms up"
-        assert not re.search(r"\.(clock_for|elapsed_ms)\(", text), f"{path}: step_clock times"
-        assert ".AdamW(" not in text, f"{path}: transformer_trainer.adamw makes it"
-    assert users

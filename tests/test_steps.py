@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fusedlib.bench.attempt import Attempt, Unavailable
+from fusedlib.bench.attempt import Attempt
 from measure import first_step, transformer_trainer, warmup
 
 PROBLEM = {
@@ -35,16 +35,6 @@ def test_the_full_step_learns():
     assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def test_the_corner_step_takes_a_part_of_the_batch(monkeypatch):
-    trainer = transformer_trainer.Trainer(model="nano", direction="forward", **PROBLEM)
-    shapes = []
-    call = trainer.call
-    monkeypatch.setattr(trainer, "call", lambda t: shapes.append(tuple(t.shape)) or call(t))
-    trainer.step(part=(1, 8))
-    trainer.step()
-    assert shapes == [(1, 8), (2, 16)]
-
-
 def test_sizes_in_one_process_go_on_after_one_that_does_not_fit(monkeypatch):
     real = transformer_trainer.Trainer
 
@@ -68,26 +58,6 @@ def test_stages_cover_the_way_to_a_settled_step():
     wanted = {"device_ms", "build_ms", "gemm_ms", "corner_ms", "first_ms", "settled_ms"}
     assert wanted <= set(actual)
     assert all(actual[name] > 0 for name in wanted)
-
-
-@pytest.mark.parametrize(
-    ("name", "group"),
-    [
-        ("cudaMalloc", "memory"), ("cudaFree", "memory"), ("cuMemCreate", "memory"),
-        ("cudaLaunchKernel", "launch"), ("cudaLaunchKernelExC", "launch"),
-        ("cuLaunchKernelEx", "launch"), ("cuModuleLoadData", "load"),
-        ("cuLibraryLoadData", "load"), ("cuKernelGetFunction", "load"),
-        ("cudaFuncGetAttributes", "load"), ("cudaMemcpyAsync", "copy"),
-        ("cudaMemsetAsync", "copy"), ("cudaStreamSynchronize", "wait"),
-        ("cudaDeviceSynchronize", "wait"), ("cudaGetDeviceCount", "other_calls"),
-        ("aten::mm", None), ("custom_kernel", None),
-    ],
-)  # fmt: skip
-def test_driver_calls_fall_into_their_groups(name, group):
-    import re
-
-    actual = next((g for g, p in first_step.CALLS.items() if re.search(p, name)), None)
-    assert actual == group
 
 
 SHARED = warmup.problem(16, batch_size=2, device="cpu")
@@ -121,11 +91,3 @@ def test_a_size_that_does_not_fit_is_a_row_out_of_memory(monkeypatch, isolation,
     assert {name: a.status for name, a in actual.items()} == {"nano": "ok", "micro": "oom"}
     assert actual["micro"].reason == "CUDA out of memory."
     assert len(started) == processes, "each fresh case has one of its own"
-
-
-def test_calls_without_a_gpu_start_no_process(monkeypatch):
-    cases = warmup.first_step_cases(SHARED, models=["nano"], compiled=[])
-    case = next(c for c in cases if c["experiment"] == "calls")
-    monkeypatch.setattr(warmup.fresh, "run", lambda *a, **k: pytest.fail("started"))
-    with pytest.raises(Unavailable, match="needs a CUDA GPU"):
-        warmup.Measure()(case)

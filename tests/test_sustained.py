@@ -1,6 +1,5 @@
 """A race under load: rounds of turning order, one row each, with energy and clock."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -69,21 +68,6 @@ def test_a_call_takes_as_long_as_it_does_without_a_pause(monkeypatch):
     assert actual["joules"] is None and actual["sm_mhz"] is None
 
 
-def test_a_long_call_that_heated_the_card_is_not_heated_for_again(monkeypatch):
-    asked = []
-    real = sustained.timing.sustained
-    monkeypatch.setattr(
-        sustained.timing, "sustained",
-        lambda *a, heat_s, seconds, **k: (
-            asked.append((round(heat_s, 3), seconds)) or real(*a, heat_s=0.0, seconds=0.0, **k)
-        ),
-    )  # fmt: skip
-    monkeypatch.setattr(sustained.timing, "second_call_ms", lambda once, device: 400.0)
-    sustained.under_load(Turn(lambda: None), "cpu", 0.25, 1.0)
-    sustained.under_load(Turn(lambda: None), "cpu", 1.0, 1.0)
-    assert asked == [(0.0, 1.0), (0.6, 0.0), (0.0, 1.0)]
-
-
 def test_a_product_under_load_is_of_its_size_and_precision(monkeypatch):
     made = sustained.products("cpu", ["bfloat16", "float32"], size=48, seconds=0.02)
     assert [(c["experiment"], c["dtype"], c["precision"]) for c in made] == [
@@ -102,22 +86,6 @@ def test_a_product_under_load_is_of_its_size_and_precision(monkeypatch):
     left, right, out = results_of[-1]
     assert left.dtype == torch.bfloat16 and left.shape == right.shape == (48, 48)
     assert torch.equal(out, left @ right) and left.std() > 0.9, "zeros would draw less power"
-
-
-def test_the_race_in_turns_sees_its_own_experiment(monkeypatch):
-    seen = []
-    setup = replace(
-        swiglu.RACE, setup=lambda case: seen.append(case["experiment"]) or swiglu.Setup(case),
-        settings=lambda case: seen.append(case["experiment"]) or nullcontext(),
-        available=lambda case: seen.append(case["experiment"]),
-    )  # fmt: skip
-    event = sustained.loaded_race(setup)
-    case = listed()[0]
-    with pytest.raises(Unavailable), event.settings(case):
-        event.setup(case)
-        event.available(case)
-    assert seen == ["swiglu"] * 3 and case["experiment"] == "sustained"
-    assert event.fields == (*swiglu.RACE.fields, "race"), "two races share no setup"
 
 
 def test_without_a_card_it_is_unavailable_and_a_wrong_rival_gets_no_time(tmp_path, monkeypatch):

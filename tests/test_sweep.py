@@ -1,13 +1,9 @@
 """A sweep gives every case a row; one that is recorded measures what is missing and loses none."""
 
-import json
-
 import pytest
 import torch
 
-from fusedlib.bench import machine
 from fusedlib.bench.attempt import Unavailable, Wrong
-from fusedlib.bench.sweep import sweep
 from measure.recording import results
 from measure.recording.results import Recorder, ResultsError
 
@@ -66,24 +62,6 @@ def test_the_next_run_measures_only_what_is_missing(tmp_path, capsys):
     assert "4 unchanged rows kept" in capsys.readouterr().out
 
 
-def test_rows_come_one_by_one_and_nothing_is_kept_or_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    seen = []
-
-    def watched(case):
-        seen.append(case["case_no"])
-        return measure(case)
-
-    rows = sweep(CASES[:2], watched)
-    assert seen == [] and next(rows).figures == {"median_ms": 1.0} and seen == [0]
-    assert [row.as_dict() for row in rows] == [
-        {"case_no": 1, "status": "unavailable", "reason": "no such package"}
-    ]
-    list(sweep(CASES[:2], watched))
-    assert seen == [0, 1, 0, 1], "measured anew"
-    assert not list(tmp_path.iterdir())
-
-
 def test_ctrl_c_ends_the_sweep_and_keeps_the_rows(tmp_path):
     def stops(case):
         if case["case_no"] == 2:
@@ -108,21 +86,3 @@ def test_a_full_disk_ends_the_sweep_and_keeps_the_rows(tmp_path, monkeypatch):
         run(tmp_path, how=lambda case: seen.append(case["case_no"]) or {"median_ms": 1.0})
     assert recorder_at(tmp_path).rows()["case_no"].tolist() == [0, 1]
     assert seen == [0, 1, 2], "no further case begins"
-
-
-def test_rows_on_nvidia_carry_the_state_before_and_after(tmp_path, monkeypatch):
-    clocks = iter([345, 1980])
-    state = lambda when: {f"sm_clock_{when}_mhz": next(clocks)}  # noqa: E731
-    monkeypatch.setattr(machine, "conditions", state)
-    run(tmp_path, CASES[:1])
-    row = recorder_at(tmp_path).rows().iloc[0]
-    assert (row["sm_clock_before_mhz"], row["sm_clock_after_mhz"]) == (345, 1980)
-
-
-def test_the_runner_is_told_notebook_case_and_count(tmp_path, monkeypatch):
-    progress_file = tmp_path / "progress"
-    monkeypatch.setenv("FUSEDLIB_PROGRESS", str(progress_file))
-    run(tmp_path, CASES[:2])
-    lines = [json.loads(line) for line in progress_file.read_text().splitlines()]
-    assert lines[0] == {"study": "01_x", "case": "case_no 0", "done": 0, "total": 2}
-    assert lines[-1]["done"] == 2

@@ -144,22 +144,3 @@ def test_promotion_beats_the_tensor_core_whose_bits_the_model_gives(dtype: str):
     assert figures["promoted"]["modelled_share"] < 0.5
     if torch.cuda.get_device_capability() == (9, 0):
         assert figures["in the tensor core"]["modelled_share"] == 1.0
-
-
-def test_launcher_says_what_it_takes():
-    pytest.importorskip("triton")
-    from measure.accumulate_kernel import accumulate_fwd
-
-    half = torch.zeros(64, 64, dtype=torch.float16)
-    for a, b, options, words in [
-        (half[:32], half, {}, "multiples of 64"),
-        (half, half[:, :16], {}, "multiples of 64"),
-        (half[:, :32], half, {}, "a must be"),
-        (half, half.float(), {}, "both be"),
-        (half.double(), half.double(), {}, "float64"),
-        (half.T[:, :], half, {}, "contiguous"),
-        (half, half, {"precision": "tf32x3"}, "tf32, ieee"),
-    ]:
-        a = a if words == "contiguous" else a.contiguous()
-        with pytest.raises(ValueError, match=words):
-            accumulate_fwd(a, b.contiguous(), promote=True, **options)

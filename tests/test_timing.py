@@ -36,11 +36,6 @@ def test_the_clock_is_the_host_s():
     assert step.elapsed_ms()["pause"] >= 20
 
 
-def test_sections_without_a_section_say_what_to_do():
-    with pytest.raises(RuntimeError, match="with sections.section"):
-        timing.Sections("cpu").elapsed_ms()
-
-
 def test_in_turns_takes_turns_and_keeps_every_sample():
     order = []
     times = timing.in_turns(

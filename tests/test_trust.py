@@ -31,8 +31,3 @@ def test_copies_of_the_runner_are_trusted_and_no_others(folder):
     assert notary.check_signature(ours) and not notary.check_signature(theirs)
     ours.cells[0].outputs[0].data["image/svg+xml"] = "<svg onload='x'/>"
     assert not notary.check_signature(ours), "what was changed since is not trusted"
-
-
-def test_a_folder_that_is_not_there_yet_has_no_copies(tmp_path, monkeypatch):
-    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "jupyter"))
-    cli._trust(tmp_path / "none")

@@ -1,6 +1,5 @@
 """The wheel has the library and nothing else; notebooks find what lies beside them."""
 
-import ast
 import os
 import shutil
 import subprocess
@@ -15,8 +14,11 @@ import nbformat
 import pytest
 from packaging.requirements import Requirement
 
+import fusedlib
 from fusedlib.bench import verdict
 from measure.recording import paths
+from slides_checks import loads
+from tools import docs
 
 STEP = """
 import sys
@@ -172,28 +174,20 @@ def test_a_race_needs_the_wheel_and_torch_alone(clean_python: Path, tmp_path: Pa
     assert not list(tmp_path.iterdir()), "nothing is written"
 
 
-def test_bench_imports_what_the_wheel_or_its_extra_asks_for() -> None:
-    project = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())["project"]
-    lines = project["dependencies"] + project["optional-dependencies"]["bench"]
-    declared = {Requirement(line).name for line in lines}
-    provided_by = metadata.packages_distributions()
-    for path in (paths.ROOT / "fusedlib" / "bench").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "extra":
-                names += [ast.literal_eval(node.args[0])]
-            for top in {name.partition(".")[0] for name in names} - {"fusedlib", "", "__future__"}:
-                known = top in sys.stdlib_module_names or {*provided_by.get(top, [])} & declared
-                assert known, f"{path.name} imports {top}"
-
-
 def test_a_missing_package_of_the_extra_is_named_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pandas .*pip install 'fusedlib\[bench\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pandas .*fusedlib\[bench\]"):
         verdict({"time_ms": [1.0]})
+
+
+@pytest.mark.slow
+def test_the_api_reference_has_every_public_name_and_loads_nothing(tmp_path: Path) -> None:
+    docs.write(tmp_path)
+    page = (tmp_path / "fusedlib.html").read_text(encoding="utf-8")
+    assert all(f'<section id="{name}"' in page for name in fusedlib.__all__)
+    assert not any(loads(path.read_text(encoding="utf-8")) for path in tmp_path.rglob("*.html"))
 
 
 @pytest.mark.slow

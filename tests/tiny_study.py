@@ -21,15 +21,6 @@ print("python", sys.executable)
 print("fresh", os.environ.get("FRESH"))
 print("static", os.environ.get("FUSEDLIB_STATIC"))"""
 DIE = "import os\nimport signal\n\nos.kill(os.getpid(), signal.SIGKILL)"
-PROGRESS = """import json
-import os
-import time
-from pathlib import Path
-
-line = {"study": "run_cases", "case": "rival a", "done": 1, "total": 3}
-with Path(os.environ["FUSEDLIB_PROGRESS"]).open("a") as file:
-    file.write(json.dumps(line) + "\\n")
-time.sleep(1.2)"""
 CELLS = {  # title, parameters, and what follows
     "run_fails": (
         "A notebook that fails", PROFILE, 'print("this much was done")',
@@ -39,7 +30,7 @@ CELLS = {  # title, parameters, and what follows
         "A notebook that works", OK, 'print(f"{profile=} {count=} {scale=} {sizes=} {kind=}")', SHOW
     ),
     "run_dies": ("A notebook whose kernel dies", PROFILE, DIE),
-    "run_cases": ("A notebook with a sweep", PROFILE, PROGRESS, 'print("no case here")'),
+    "run_cases": ("A notebook with a sweep", PROFILE, 'print("no case here")'),
     "run_frame": ("A frame", PROFILE, 'print("the frame")'),
 }  # fmt: skip
 SIZES = {"run_ok": ("{count = 3}", "{count = 5}")}
