@@ -263,11 +263,12 @@ class _Problem(Operation):
         """Of tensors also for a change of one element, where results show it, and large values."""
         if self.seeded:
             return [self.rewritten]
-        near = self.once_rewritten(alarms.one_changed)
+        near = self.anew(alarms.one_changed)
         shown = all(self.distinguishes(near, name) for name in self.outputs)
         truths = [near, self.rewritten] if shown else [self.rewritten]
         with suppress(RuntimeError, Wrong, ValueError):  # of a reference that takes no such values
-            large = self.truth("for values times 10 plus 5", self.changed(_large))
+            values = self.changed(lambda t: 10 * t + 5 if t.is_floating_point() else t)
+            large = self.truth("for values times 10 plus 5", values)
             if all(large.true[name].isfinite().all() and math.isfinite(large.baseline[name].worst)
                    for name in self.outputs):  # fmt: skip
                 if self.in_half:
@@ -332,10 +333,6 @@ class _Problem(Operation):
         forward = self._read + sum(sizes[name] for name in self.outputs)
         backward = sum(sizes.values())  # of the outputs' gradients and of all that are asked for
         return {"forward": forward, "backward": backward}.get(direction, forward + backward)
-
-
-def _large(values: Tensor) -> Tensor:
-    return 10 * values + 5 if values.is_floating_point() else values
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -138,14 +138,12 @@ class Operation:
                 break
         return other
 
-    def anew(self) -> Truth:
-        """For values that nobody has seen, drawn as a sample's are."""
-        return self.once_rewritten(self.way)
-
-    def once_rewritten(self, change: Callable[[Tensor], Tensor]) -> Truth:
-        """For changed values of the operands."""
-        other = self.truth("once operands were rewritten in place", self.changed(change))
-        return replace(other, times=TIMES_REWRITTEN)
+    def anew(self, change: Callable[[Tensor], Tensor] | None = None) -> Truth:
+        """For changed values, by default for what nobody has seen, drawn as a sample's are."""
+        values = self.changed(change or self.way)
+        return replace(
+            self.truth("once operands were rewritten in place", values), times=TIMES_REWRITTEN
+        )
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         """Changed values of floating-point operands. Whole numbers, which may be addresses, change
