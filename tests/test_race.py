@@ -1,5 +1,7 @@
 """No speed without correctness, like against like: the gate, the turns and the rows."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -375,9 +377,11 @@ def test_flops_agree_with_torch():
     assert counter.get_total_flops() == RAGGED.flops
 
 
-def test_a_rewrite_changes_as_few_values_as_still_change_the_results():
-    """A cache by some sampled values sees a rewrite of all of them."""
+def test_operands_are_drawn_anew_and_keep_their_signs_where_results_do_not_depend_on_them_alone():
     x = torch.randn(64, 48)
-    operation = Operation("any", Operands({"x": x}, torch.ones_like(x)), lambda x: x.exp())
-    changed = operation.rewritten.values["x"] != x
-    assert 0 < changed.double().mean() < 0.1
+    for compute, signs_stay in ((torch.exp, True), (torch.sign, False)):
+        operation = Operation("any", Operands({"x": x.clone()}, torch.ones_like(x)), compute)
+        draws = [operation.rewritten.values["x"], operation.anew().values["x"], x]
+        assert all((one != other).double().mean() > 0.99 for one, other in pairwise(draws))
+        assert [torch.equal(draw > 0, x > 0) for draw in draws] == [signs_stay, signs_stay, True]
+        assert all(draw.abs().amax() <= x.abs().amax() for draw in draws)

@@ -110,6 +110,22 @@ def test_each_fault_in_it_is_found_alone():
     assert found[["kind", "factor"]].to_numpy().tolist() == [["repeat", 2.0]]
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.0, -1.0, "fast", None], ids=str)
+@pytest.mark.parametrize("name", ["time_ms", "std_ms", "ratio", "flops", "bytes"])
+def test_what_is_no_number_is_refused_with_its_row(name, value):
+    """An empty table, which looks like nothing wrong, and a bare TypeError for text."""
+    rows = honest().assign(ratio=1.2).to_dict("records")
+    rows[3][name] = value
+    if value == 0.0 and name == "std_ms":
+        assert kinds(rows, "H100") == [], "a clock may be coarse"
+    elif name == "time_ms" and value in (0.0, -1.0):
+        assert "negative" in kinds(rows, "H100")
+    else:
+        message = rf"row 3 \(.*width 4096.*\) has the {name} ('fast'|nan|None|-?inf|0.0|-1.0), not"
+        with pytest.raises(ValueError, match=message):
+            bench.verdict(rows, "H100")
+
+
 def test_mistakes_in_the_call_say_what_is_there_and_what_is_needed():
     times = honest()
     for message, table, card in (

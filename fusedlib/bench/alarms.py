@@ -3,8 +3,9 @@
 Each looks at behaviour, never at source:
 
 - outputs are plain tensors with memory of their own, judged as they are at the return;
-- operands are rewritten so that neither address nor version tells (`write`), and results must be
-  right for the new values (`fusedlib.bench.operation`);
+- operands are drawn anew before each sample (`scaled`), in the same memory, so that neither address
+  nor version tells (`write`), and results must be right for values that are drawn in the same way
+  (`fusedlib.bench.operation`): what is quick because it was kept is wrong as often;
 - operands must be as they were, no thread may stay, blocks that were freed hold NaN (`poison`);
 - a time must be possible for the card, agree with a second clock and be more than that of nothing;
 - nobody replaces a timer, and work runs on the clock's stream (`timing.in_turns`).
@@ -36,7 +37,6 @@ CLOCKS_APART, CLOCKS_APART_MS = 3.0, 1.0
 EMPTY_SHARE, EMPTY_MS = 0.5, 0.01
 HOLD_CYCLES = 10_000_000  # about 5 ms
 _CHANCE = random.SystemRandom()  # no seed that a rival sets decides it
-_SOURCES = 1021  # a prime
 _TIMERS = {
     (owner, name): getattr(owner, name)
     for owner, names in (
@@ -61,11 +61,6 @@ def has_own_elements(tensor: Tensor) -> bool:
     return tensor.numel() > 0 and all(tensor.stride())
 
 
-def is_writable(tensor: Tensor) -> bool:
-    """Whether values may be drawn anew: floating point, and no two elements share memory."""
-    return tensor.is_floating_point() and has_own_elements(tensor)
-
-
 @torch.no_grad()
 def write(tensor: Tensor, values: Tensor) -> None:
     """Put values into a tensor's memory; its address and `_version` stay as they are."""
@@ -73,41 +68,44 @@ def write(tensor: Tensor, values: Tensor) -> None:
         tensor.data.copy_(values)
 
 
-@torch.no_grad()
-def partly_changed(tensor: Tensor, share: float) -> Tensor:
-    """A copy in which a run of that share of the elements, somewhere, has other values.
+def _generator(device: torch.device) -> torch.Generator:
+    return torch.Generator(device=device).manual_seed(_CHANCE.randrange(2**31))
 
-    Each is another element times a number in (0.5, 1): of the tensor's range, with a full mantissa.
-    Who looks at some elements to know operands again sees no change where the run is short.
-    The others are as many as no width is a multiple of: else each column had one value, and a sum
-    over rows no sign that changes, which a sum in half precision does not bear.
+
+@torch.no_grad()
+def scaled(values: Tensor) -> Tensor:
+    """Each value times a random number of its own, from a bound that is random too, to one.
+
+    Signs, zeros and the range stay, mantissas are full, sums are others in each draw. Zeros alone
+    become such numbers less a half; whole numbers stay.
     """
-    changed = tensor.detach().clone(memory_format=torch.contiguous_format)
-    flat = changed.view(-1)
-    size = max(1, int(len(flat) * share))
-    start = _CHANCE.randrange(len(flat) - size + 1)
-    sources = torch.tensor([_CHANCE.randrange(len(flat)) for _ in range(min(size, _SOURCES))])
-    values = flat[sources.to(flat.device)].repeat(size // len(sources) + 1)[:size]
-    flat[start : start + size] = scaled_down(values)
-    return changed
-
-
-@torch.no_grad()
-def scaled_down(values: Tensor) -> Tensor:
-    """Each value times a random number in (0.5, 1); for zeros alone that number less a half."""
-    generator = torch.Generator(device=values.device).manual_seed(_CHANCE.randrange(2**31))
+    if not values.is_floating_point():
+        return values
+    least, generator = _CHANCE.uniform(0.25, 0.75), _generator(values.device)
     uniform = torch.rand(values.shape, generator=generator, device=values.device)
-    factor = (0.5 + 0.5 * uniform).to(values.dtype)
+    factor = (least + (1 - least) * uniform).to(values.dtype)
     return values * factor if bool(values.any()) else factor - 0.5
 
 
 @torch.no_grad()
-def vary(leaves: Mapping[str, Tensor]) -> None:
-    """Change one element of one operand, so that no sample has the operands of another."""
-    if operands := [leaf.data for leaf in leaves.values() if is_writable(leaf)]:
-        operand = _CHANCE.choice(operands)
-        index = tuple(_CHANCE.randrange(size) for size in operand.shape)
-        operand[index] *= _CHANCE.uniform(0.5, 1.0)
+def resampled(values: Tensor) -> Tensor:
+    """Of all that lie along the longest dimension as many, each drawn from all, then `scaled`."""
+    if values.ndim:
+        dim = max(range(values.ndim), key=lambda dim: values.shape[dim])
+        size, generator = values.shape[dim], _generator(values.device)
+        at = torch.randint(size, (size,), generator=generator, device=values.device)
+        values = values.index_select(dim, at)
+    return scaled(values)
+
+
+@torch.no_grad()
+def one_changed(values: Tensor) -> Tensor:
+    """A copy in which one element, somewhere, is another one, `scaled`."""
+    changed = values.detach().clone(memory_format=torch.contiguous_format)
+    flat = changed.view(-1)
+    at, other = (_CHANCE.randrange(len(flat)) for _ in range(2))
+    flat[at] = scaled(flat[other])
+    return changed
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

@@ -26,7 +26,8 @@ FLOOR_ROUNDOFFS = 4.0
 class Errors:
     """Distance of one tensor from the truth, relative to its root mean square.
 
-    `norm` is ‖t − ref‖ / ‖ref‖, `worst` max|t − ref| / rms(ref).
+    `norm` is ‖t − ref‖ / ‖ref‖, `worst` max|t − ref| / rms(ref); of whole numbers, which are equal
+    or not, the root of the share that is not, and 1 where there is one.
     """
 
     norm: float
@@ -75,6 +76,9 @@ def errors(results: Mapping[str, Tensor], true: Mapping[str, Tensor]) -> dict[st
 def _distance(tensor: Tensor, true: Tensor, name: str) -> Errors:
     if tensor.shape != true.shape:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {tuple(true.shape)}")
+    if not (tensor.is_floating_point() or true.is_floating_point()):
+        unequal = (tensor != true).double()  # above 2**53 float64 does not tell them apart
+        return Errors(unequal.mean().sqrt().item(), unequal.max().item())
     true = true.double()
     off = tensor.double() - true
     if not math.isfinite(rms := true.square().mean().sqrt().item()):

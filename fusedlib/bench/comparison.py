@@ -66,28 +66,32 @@ def compare(
       reference does in the inputs' own dtype, and four roundoffs, in norm and, of the largest, in
       its worst element. NaN is right only where the truth has it. Up to 64 times that, in half
       precision 1.25 times, is less accurate: a sum in another order errs so, in float32 nothing of
-      less precision does.
-    - It must be right for the inputs; for the same memory rewritten, so that neither address nor
-      version tells; for other values, with full mantissas; and, at a random sample and after the
-      clock, for values that were not there before. Tensors are rewritten in part, or in an element
-      each; forward alone is asked for values ten times as large and shifted by five, where the
-      reference stays finite. Where inputs have a structure that this breaks (symmetric, sorted,
-      probabilities), or masks and indices that matter, give a function of a seed: then no values
-      are used but those of its seeds.
+      less precision does. Results that are whole numbers are right where they are equal.
+    - Each sample has inputs drawn anew, in the same memory, so that neither address nor version
+      tells: a floating-point element is the given one times a random number up to one; where
+      results depend on signs alone, rows are first drawn from all rows. Whole numbers and masks,
+      which may be addresses, stay as given, but for inputs that are nothing else.
+    - It must be right for the inputs and for values drawn so, others each time: before the clock,
+      at a random sample and after it. So a result that was kept, whatever inputs are known by, is
+      found wrong as often as it is quick. It must be right too where one element was changed, and,
+      forward alone, for values ten times as large and shifted by five, where the reference stays
+      finite. Where inputs have a structure that this breaks (symmetric, sorted, probabilities), or
+      masks and indices that matter, give a function of a seed: then all values are those of its
+      seeds.
     - Outputs are plain tensors with memory of their own, of the reference's shape and dtype, not
       handed out before, done at the return. Nothing is complex. Inputs stay as they are, no thread
       stays at work, no timer is replaced.
     - Samples are taken in turns, A B C A B C, two rounds thrown away; before each, outside the
-      clock, inputs change and the card is idle. Short calls are timed in bursts, which leave the L2
-      warm, others with the L2 flushed. A time that the card cannot reach, by FLOPs or by bytes, is
-      refused; so is one of which a second clock says something else, or that a call of nothing
+      clock, inputs are drawn and the card is idle. Short calls are timed in bursts, which leave the
+      L2 warm, others with the L2 flushed. A time that the card cannot reach, by FLOPs or by bytes,
+      is refused; so is one of which a second clock says something else, or that a call of nothing
       takes too.
 
     Not seen are: who rewrites this library, which runs in the same process; another process, which
-    helps a call along; what is kept by all inputs' contents, in the later calls of a burst;
-    compilation after the warm-up, whose long samples the median leaves out; a part of the L2 that
-    is set aside against the flush, unless a time is below the bytes' least; why a card throttles
-    (`rows` have its clocks, power and temperature before and after).
+    helps a call along; what is kept in the later calls of a burst or under load, whose inputs are
+    those of the first; compilation after the warm-up, whose long samples the median leaves out; a
+    part of the L2 that is set aside against the flush, unless a time is below the bytes' least; why
+    a card throttles (`rows` have its clocks, power and temperature before and after).
 
     Args:
         reference: plain PyTorch, correct, also in float64.
@@ -204,17 +208,23 @@ class _Problem(Operation):
         self.in_half = check.roundoff(self.dtype) > 2**-24
         self.times = TIMES_IN_HALF if self.in_half else TIMES_LESS_ACCURATE
         differ = [self.distinguishes(self.rewritten, name) for name in self.drawn.true]
-        if (seeded or any(map(alarms.is_writable, leaves.values()))) and not any(differ):
+        if any(map(alarms.has_own_elements, leaves.values())) and not any(differ):
             raise Wrong(
                 "the reference gives the same whatever its operands are, within what the rule "
                 "allows: there is nothing to compute, and no function can be told from a constant; "
                 + ("give other values for seed 1 than for 0" if seeded else "give larger inputs or "
-                   "a wider dtype, or compare the gradients too, backward=True")
+                   "a wider dtype, or a function of a seed, or compare the gradients too, "
+                   "backward=True")
             )  # fmt: skip
 
     def truth(self, when: str, values: Named) -> Truth:
         """Also where the reference happened to round its largest element well."""
-        found = super().truth(when, values)
+        try:
+            found = super().truth(when, values)
+        except RuntimeError as error:
+            if self.seeded or not when or is_out_of_memory(error):
+                raise
+            raise Wrong(f"the reference fails {when}: {error}; {STRUCTURE}") from None
         for name, own in found.baseline.items():
             true, roundoff = found.true[name], check.roundoff(self.kinds[name][1])
             sizes = true[true.isfinite()].double().abs()
@@ -242,36 +252,23 @@ class _Problem(Operation):
     @cached_property
     def rewritten(self) -> Truth:
         """Where inputs are a function, to those of another seed, whole: a part may be no input."""
-        if self.seeded:
-            return self._true_of(1)
-        try:
-            return super().rewritten
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise
-            raise Wrong(f"the reference fails once operands were rewritten: {error}; {STRUCTURE}"
-                        ) from None  # fmt: skip
+        return self._true_of(1) if self.seeded else super().rewritten
 
     def unforeseen(self) -> Truth:
-        """For what no check has had: another seed, or, as in a sample, a change of one element in
-        each operand, where results show it.
-        """
-        if self.seeded:
-            return self._true_of(alarms.some_of(2**31 - 1))
-        single = self.changed(partial(alarms.partly_changed, share=0.0))
-        near = self.truth("once operands were rewritten in an element", single)
-        shown = all(self.distinguishes(near, name) for name in self.outputs)
-        return near if shown else self.rewritten
+        """For what no check has had: another seed, or values drawn as a sample's are."""
+        return self._true_of(alarms.some_of(2**31 - 1)) if self.seeded else self.anew()
 
     @cached_property
     def others(self) -> list[Truth]:
-        """Of tensors also for other values everywhere, and for large ones."""
+        """Of tensors also for a change of one element, where results show it, and large values."""
         if self.seeded:
             return [self.rewritten]
-        truths = [self.rewritten,
-                  self.truth("for other values", self.changed(alarms.scaled_down))]  # fmt: skip
-        with suppress(RuntimeError, ValueError):  # of a reference that takes no such values
-            large = self.truth("for values times 10 plus 5", self.changed(lambda t: 10 * t + 5))
+        near = self.anew(alarms.one_changed)
+        shown = all(self.distinguishes(near, name) for name in self.outputs)
+        truths = [near, self.rewritten] if shown else [self.rewritten]
+        with suppress(RuntimeError, Wrong, ValueError):  # of a reference that takes no such values
+            values = self.changed(lambda t: 10 * t + 5 if t.is_floating_point() else t)
+            large = self.truth("for values times 10 plus 5", values)
             if all(large.true[name].isfinite().all() and math.isfinite(large.baseline[name].worst)
                    for name in self.outputs):  # fmt: skip
                 if self.in_half:

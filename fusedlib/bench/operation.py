@@ -5,8 +5,9 @@ def setup(case):
 
 RACE = Race(setup=setup, fields=("tokens", "hidden_size", "dtype", "device"))
 
-A rival must be right for the operands that are drawn and for others in the same memory: before the
-clock starts, at a random sample of its first race, and after the clock of each.
+Each sample has operands that are drawn anew, in the same memory. A rival must be right for those
+that were given and for others, drawn as a sample's are: before the clock starts, at a random sample
+of its first race, and after the clock of each.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,8 +25,8 @@ from fusedlib.bench.race import Checked, Figures, Turn, workload_turn
 from fusedlib.bench.rivals import Bound, Outputs, Rival, Task, Workload
 
 Results = dict[str, Tensor]
-SHARES = 1 / 32, 1 / 4, 1.0, 1.0, 1.0
-"""Of the operands' elements that are rewritten, the smallest that makes a difference."""
+WAYS = alarms.scaled, alarms.resampled, alarms.resampled, alarms.resampled
+"""To draw operands anew: the first by which all outputs become others, as not of a sign, scaled."""
 TIMES_REWRITTEN = 4.0
 """How many times the rule's error is accepted there, which is other in every run: how accurate a
 rival is was judged on operands that were drawn; these find results that were kept.
@@ -107,6 +108,7 @@ class Operation:
     ) -> None:  # fmt: skip
         self.task = Task[[Any], Workload | Bound](task)
         self.inputs, self.reference, self.names = inputs, reference, rivals.named(outputs)
+        self.way = WAYS[0]
         self.drawn = self.truth("", inputs.leaves())
 
     def truth(self, when: str, values: Mapping[str, Tensor]) -> Truth:
@@ -129,20 +131,27 @@ class Operation:
 
     @cached_property
     def rewritten(self) -> Truth:
-        """For other values, as many of them those that were drawn as still let outputs differ."""
-        for share in SHARES:
-            values = self.changed(partial(alarms.partly_changed, share=share))
-            other = self.truth("once operands were rewritten in place", values)
-            other = replace(other, times=TIMES_REWRITTEN)
+        """For values drawn anew, in the way in which each sample's are."""
+        for self.way in WAYS:
+            other = self.anew()
             if all(self.distinguishes(other, name) for name in self.outputs):
                 break
         return other
 
+    def anew(self, change: Callable[[Tensor], Tensor] | None = None) -> Truth:
+        """For changed values, by default for what nobody has seen, drawn as a sample's are."""
+        values = self.changed(change or self.way)
+        return replace(
+            self.truth("once operands were rewritten in place", values), times=TIMES_REWRITTEN
+        )
+
     def changed(self, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        """Changed values of the operands that can be written, the drawn ones of all others."""
-        leaves = self.inputs.leaves()
-        return {name: change(old) if alarms.is_writable(leaves[name]) else old
-                for name, old in self.drawn.values.items()}  # fmt: skip
+        """Changed values of floating-point operands. Whole numbers, which may be addresses, change
+        where there are no others, and what shares memory does not.
+        """
+        own = {n: t for n, t in self.inputs.leaves().items() if alarms.has_own_elements(t)}
+        drawn = {n for n, t in own.items() if t.is_floating_point()} or {*own}
+        return {n: change(old) if n in drawn else old for n, old in self.drawn.values.items()}
 
     @property
     def outputs(self) -> list[str]:
@@ -174,8 +183,8 @@ class Operation:
         return [*self.outputs, *(name for name in wanted if name in self.drawn.true)]
 
     def vary(self, work: Workload, seeds: Iterator[int]) -> None:
-        """Change the operands before a sample, so that no sample has those of another."""
-        alarms.vary(work.leaves)
+        """Draw the operands anew before a sample."""
+        work.write(self.changed(self.way))
 
     def check(self, case: Case) -> Checked:
         """Set a case's rival up and hold all that it gives against the truth."""

@@ -338,7 +338,7 @@ def workload_turn(
     Args:
         check_replay: holds a graph's replay against the truth and gives the errors as figures.
         again: holds what a call gives against the truth, for other operands in the same memory.
-        vary: changes the operands a little before each sample.
+        vary: draws the operands anew before each sample.
 
     Raises:
         Unavailable: a graph away from CUDA.

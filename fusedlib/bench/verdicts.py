@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from fusedlib.bench.attempt import extra
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COUNTS = {"3/2": 1.5, "2": 2.0, "3": 3.0, "4": 4.0}  # six matrices to four, three products to one
+NUMBERS = ["time_ms", "std_ms", "ratio", "flops", "bytes"]
 LEAST_ROWS, LAST_DIGIT, SAME_MULTIPLE, PLATEAU, NEAR = 4, 2e-5, 1e-3, 0.02, 0.03
 
 
@@ -55,7 +58,8 @@ def verdict(
         card: a name in `CARDS`, or peaks. Without, no rate is looked at.
 
     Raises:
-        ValueError: no time and no ratio, an unknown card or dtype, or a card and no work.
+        ValueError: no time and no ratio, an unknown card or dtype, or a card and no work; or a
+            number that is none: text, NaN, infinite, or, but for a time, not above zero.
     """
     pd = extra("pandas")
     frame = pd.DataFrame(table).reset_index(drop=True)
@@ -64,9 +68,10 @@ def verdict(
         raise ValueError(f"a table needs a column time_ms or ratio, {there}: rename one of them")
     if card is not None and not ({"flops", "bytes"} & {*frame} and "time_ms" in frame):
         raise ValueError(f"a rate needs time_ms, and flops or bytes of each row's work; {there}")
-    texts = frame.drop(columns=["time_ms", "flops", "bytes"], errors="ignore")
-    texts = texts.select_dtypes(exclude=["float", "Float64"])
+    texts = frame.drop(columns=NUMBERS, errors="ignore").select_dtypes(exclude=["float", "Float64"])
     labels = [name for name in texts if texts[name].nunique(dropna=False) > 1]
+    for name in (name for name in NUMBERS if name in frame):
+        _require_numbers(frame, name, labels)
     sizes = [name for name in labels if pd.api.types.is_integer_dtype(frame[name])]
     findings = [*_rates(frame, labels, card)] if card is not None else []
     findings += _spreads(frame, labels) if "time_ms" in frame else ()
@@ -75,6 +80,18 @@ def verdict(
     for size in sizes if "ratio" in frame else ():
         findings += _counts(frame, [name for name in labels if name != size], size)
     return pd.DataFrame(findings, columns=["kind", "where", "finding", "factor"])
+
+
+def _require_numbers(frame: pd.DataFrame, name: str, labels: Sequence[str]) -> None:
+    """Raise ValueError at a row that nothing can be said of; a time below zero is a finding."""
+    for at, value in enumerate(frame[name]):
+        finite = isinstance(value, Real) and math.isfinite(value)
+        if not finite or (value <= 0 and name != "time_ms" and (value, name) != (0, "std_ms")):
+            allowed = {"time_ms": "", "std_ms": " of at least 0"}.get(name, " above 0")
+            raise ValueError(
+                f"row {at} ({_where(frame.iloc[at], labels)}) has the {name} {value!r}, not a "
+                f"finite number{allowed}: correct it, or leave the row out"
+            )
 
 
 def _where(row: Mapping[Any, Any], labels: Sequence[str]) -> str:
@@ -145,7 +162,7 @@ def _alike(frame: pd.DataFrame, labels: list[str], label: str) -> Iterator[tuple
 
 
 def _counts(frame: pd.DataFrame, free: list[str], size: str) -> Iterator[tuple[Any, ...]]:
-    known = frame.dropna(subset=["ratio", size]).assign(all="")
+    known = frame.dropna(subset=[size]).assign(all="")
     for _, group in known.groupby(["all", *free], dropna=False):
         ratios = group.sort_values(size)["ratio"].to_numpy()
         if len(ratios) < LEAST_ROWS or group[size].duplicated().any():
