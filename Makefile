@@ -38,7 +38,9 @@ READY = @sh tools/setup.sh $(call quoted,$(PYTHON)) $(CHOICE) $(call quoted,$(VE
 STUDY := $(RUN) -m press
 # A file's tests share what it set up, so they stay with one worker. In the order of
 # tests/conftest.py: by the number of their tests, files of one long test would come last.
-SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+SPREAD := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+# The laws of the operations again, of the kernels: pytest's 5 is that ARGS choose none.
+INTERPRETED = @TRITON_INTERPRET=1 $(RUN) -m pytest -n $(WORKERS) tests/laws $(ARGS) || [ $$? = 5 ]
 PATCHED := $(addprefix tests/test_,apply.py families.py parameters.py every_causal_model.py)
 NEWEST := report/build/newest
 CHOSEN = $(if $(ONLY),--only $(call quoted,$(ONLY)))
@@ -115,6 +117,7 @@ lab: ## open JupyterLab on the notebooks
 
 test: ## all tests that need no GPU, but the long ones
 	$(call READY,test)
+	$(INTERPRETED)
 	@$(RUN) -m pytest $(SPREAD) -m "not gpu and not long" $(ARGS)
 
 test-fast: ## the tests that take seconds
@@ -137,7 +140,8 @@ test-mutants: ## the faults of tests/mutants.toml, each in a copy of the project
 
 test-gpu: ## the tests that need a GPU
 	$(call READY,test-gpu)
-	@$(RUN) -m pytest -m gpu $(ARGS)
+	@$(RUN) -m pytest -m "gpu and not alone" $(ARGS)
+	@$(RUN) -m pytest -m "gpu and alone" $(ARGS)
 
 lint: ## ruff over code and notebooks, mypy, and which room may import which
 	$(call READY,lint)

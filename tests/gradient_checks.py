@@ -66,11 +66,13 @@ def worse(*found: Errors) -> Errors:
     }
 
 
-def misses(function: Outputs, plain: Outputs, leaves: Named, upstream: Named) -> list[str]:
+def misses(
+    function: Outputs, plain: Outputs, leaves: Named, upstream: Named, times: float = 1.0
+) -> list[str]:  # fmt: skip
     """What the one tolerance rule rejects of the function's outputs and gradients.
 
     A draw of small tensors may be lucky for plain PyTorch: its error is the worst of four, a
-    per cent apart.
+    per cent apart. `times` the rule's error is accepted.
     """
     dtype = next(iter(leaves.values())).dtype
 
@@ -80,7 +82,7 @@ def misses(function: Outputs, plain: Outputs, leaves: Named, upstream: Named) ->
         return check.errors(named_results(compute, scaled, upstream), named_results(plain, *wide))
 
     usual = worse(*(errors(plain, scale) for scale in (1.0, 1.01, 1.02, 1.03)))
-    return check.misses(errors(function, 1.0), usual, dtype)
+    return check.misses(errors(function, 1.0), usual, dtype, times=times)
 
 
 def captured(step: Callable[[], Sequence[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:

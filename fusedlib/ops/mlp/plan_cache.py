@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 _PLANS: BoundedCache[Plan] = BoundedCache()
 
 
+def forget() -> None:
+    """Make all plans anew: after a change of `fusedlib.tuning`."""
+    _PLANS.clear()
+
+
 def lookup_plan(
     x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None = None,
     activation: str = "silu",

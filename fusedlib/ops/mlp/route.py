@@ -56,6 +56,9 @@ PLAIN_PYTORCH = "plain PyTorch"
 BLOCK_M, FORWARD_N, BACKWARD_N = 128, 128, 256
 
 FUSED_KERNEL_DTYPES = KERNEL_DTYPES if INTERPRETED else HALF_DTYPES
+FUSES_FP32 = True  # where the fused kernels take fp32, in the interpreter; False as on a GPU
+WARP_SPECIALIZED_KERNELS = True  # False: Hopper goes by tiles, as other cards do
+MAX_UNFUSED_TOKENS: int | None = None  # a number for every card, in place of a count of tiles
 
 
 def problem_of(
@@ -131,6 +134,8 @@ def max_unfused_tokens(device: torch.device, inner: int, block_n: int) -> int:
     | gate, up, h  | 32 / 63  | 17 / 35  | 106 / 126| 53 / 64  | 32 / 37   |
     | d(gate|up)   | 23 / 37  | 14 / 23  | 62 / 68  | 35 / 39  | 25 / 26   |
     """
+    if MAX_UNFUSED_TOKENS is not None:
+        return MAX_UNFUSED_TOKENS
     if device.type != "cuda" or architecture(device) != 90:
         return FEW_TOKENS
     processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -142,7 +147,8 @@ def _runs_warp_specialized(device: torch.device) -> bool:
     """True if the warp-specialized kernels run there; Gluon, their language, is experimental."""
     from fusedlib.ops.mlp import tiles
 
-    return device.type == "cuda" and architecture(device) == 90 and tiles.hopper is not None
+    is_hopper = device.type == "cuda" and architecture(device) == 90
+    return WARP_SPECIALIZED_KERNELS and is_hopper and tiles.hopper is not None
 
 
 # --- classes of lengths --------------------------------------------------------------------------
@@ -180,7 +186,7 @@ def length_class_ends(device: torch.device, hidden: int, inner: int) -> tuple[in
 
 def is_fp32_on_gpu(dtype: torch.dtype, device: torch.device) -> bool:
     """True if nothing is fused with products: in fp32, except in the interpreter."""
-    return dtype == torch.float32 and device.type == "cuda"
+    return dtype == torch.float32 and (device.type == "cuda" or not FUSES_FP32)
 
 
 # --- which fp32 products are split ---------------------------------------------------------------
@@ -193,6 +199,12 @@ def any_mlp_product_splits(tokens: int, hidden: int, inner: int) -> bool:
     Those with w_down are half as large as those with gate and up, and need no look.
     """
     return linear_route.any_is_faster_split(tokens, 2 * inner, hidden)
+
+
+def forget() -> None:
+    """Decide anew: after a change of `fusedlib.tuning`."""
+    for decided in (max_unfused_tokens, length_class_ends, any_mlp_product_splits):
+        decided.cache_clear()
 
 
 # --- whether kernels run at all ------------------------------------------------------------------

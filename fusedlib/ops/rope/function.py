@@ -81,7 +81,7 @@ def _plain(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, width: int | None
 ) -> tuple[Tensor, Tensor]:
     if positions is not None:
-        positions = positions.reshape(-1, positions.shape[-1])
+        positions = positions if positions.ndim == 2 else positions[None]
         table = cos
         try:
             cos, sin = embedding(positions, cos), embedding(positions, sin)

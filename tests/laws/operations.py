@@ -1,0 +1,471 @@
+"""The library's operations, an entry each: what the laws of `test_laws.py` know of them.
+
+**To add an operation**, write an entry in `operations`: the call, the same in plain PyTorch, its
+operands with their shapes, the shapes of its results, and sizes. It has all laws then, in plain
+PyTorch, in Triton's interpreter and on a GPU. Then say what it promises: an error bound, what it
+keeps for backward, what it refuses; and in `faults.py` what its kernels must not survive.
+
+Shapes are letters: "t h" is t rows of h numbers, "2i h" are twice i rows, "" is a single number;
+t counts tokens, of which there may be several dimensions, or none. The table is made for a library,
+because broken copies of it are tried too (`copied.py`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import bounds
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import linear as plain_linear
+from torch.nn.functional import pad
+
+from fusedlib import reference
+from fusedlib.launch.config import Config
+
+Named = dict[str, Tensor]
+Sizes = dict[str, int]
+FP32, HALF = ("float32",), ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Standard normal numbers, or what `draw` makes of them and of the sizes.
+
+    Attributes:
+        shape: in letters.
+        draw: normal numbers of that shape and all sizes, to the operand's values.
+        learned: it wants a gradient.
+        own_dtype: it may have another floating-point dtype than the first operand.
+    """
+
+    shape: str
+    draw: Callable[[Tensor, Sizes], Tensor] = lambda normal, sizes: normal
+    learned: bool = True
+    own_dtype: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """What the laws know of an operation.
+
+    Attributes:
+        call: takes operands by name, gives a tensor or a tuple of them.
+        plain: the same in plain PyTorch, also of float64.
+        operands: by name; the first has the dtype of the results.
+        outputs: their shapes, by name.
+        sizes: what the letters stand for on a CPU; `gpu_sizes` on a GPU.
+        more_sizes: further ones at which results and gradients are compared, such as the borders
+            of routes; of `sizes` only what differs. `more_gpu_sizes` on a GPU.
+        huge_gpu_sizes: with more than 2³¹ elements in an operand, a result or what is kept; of
+            `gpu_sizes` only what differs.
+        size_multiple: drawn sizes are multiples of it.
+        dtypes: those it has kernels for. Most laws take the first, on a GPU the last.
+        tuning: for `fusedlib.tuning.override` in the interpreter, so that small operands are cut
+            into several tiles or take the route of large ones. `gpu_tuning` on a GPU.
+        reads: by operand, the operands and outputs that its gradient needs.
+        keeps: shapes of all else that is kept for backward; in fp32 where `keeps_fp32`.
+        casts: under autocast operands are cast, as a linear layer's.
+        bound: how far an element of a result or gradient may be off, of `bounds`.
+        refused: settings that are errors.
+        public: checks its operands, and has registered operators; or part of a patched model.
+        exceptions: laws that do not hold, by a part of their name, and why.
+    """
+
+    call: Callable[..., Any]
+    plain: Callable[..., Any]
+    operands: dict[str, Operand]
+    outputs: dict[str, str]
+    sizes: Sizes
+    gpu_sizes: Sizes
+    more_sizes: tuple[Sizes, ...] = ()
+    more_gpu_sizes: tuple[Sizes, ...] = ()
+    huge_gpu_sizes: Sizes = field(default_factory=dict)
+    size_multiple: int = 1
+    dtypes: tuple[str, ...] = (*FP32, *HALF)
+    tuning: dict[str, Any] = field(default_factory=dict)
+    gpu_tuning: dict[str, Any] = field(default_factory=dict)
+    reads: dict[str, str] = field(default_factory=dict)
+    keeps: tuple[str, ...] = ()
+    keeps_fp32: bool = False
+    casts: bool = False
+    bound: Callable[..., bounds.Bounds] | None = None
+    refused: tuple[dict[str, Any], ...] = ()
+    public: bool = True
+    exceptions: dict[str, str] = field(default_factory=dict)
+
+    def kept_itemsize(self, dtype: torch.dtype) -> int:
+        """Bytes of a number that is kept beside operands and results."""
+        return 4 if self.keeps_fp32 else dtype.itemsize
+
+
+def shape_of(letters: str, sizes: Sizes) -> tuple[int, ...]:
+    """The numbers of a shape in letters."""
+    return tuple(int(word[:-1] or 1) * sizes[word[-1]] for word in letters.split())
+
+
+def weights(shape: str) -> Operand:
+    """Of a product whose results are about as large as what it is given."""
+    return Operand(shape, lambda normal, _: normal * normal.shape[-1] ** -0.5)
+
+
+def constant(shape: str, draw: Callable[[Tensor], Tensor]) -> Operand:
+    """Numbers without a gradient."""
+    return Operand(shape, lambda normal, _: draw(normal), learned=False, own_dtype=True)
+
+
+def indices(shape: str, below: str, ignored: int | None = None) -> Operand:
+    """Whole numbers below a size, the largest among them; one in seven is an ignored one."""
+
+    def draw(normal: Tensor, sizes: Sizes) -> Tensor:
+        numbers = (normal.abs() * 1000).long() % sizes[below]
+        numbers[-1:] = sizes[below] - 1
+        if ignored is not None:
+            numbers[::7] = ignored
+        return numbers
+
+    return Operand(shape, draw, learned=False)
+
+
+def of_module(module: nn.Module, state: dict[str, str], inputs: str) -> Callable[..., Any]:
+    """A call of a module, with operands in the place of its parameters and buffers."""
+
+    def call(**given: Tensor) -> Any:
+        own = {name: given[operand] for name, operand in state.items()}
+        return functional_call(module, own, tuple(given[name] for name in inputs.split()))
+
+    return call
+
+
+# --- gated MLPs ----------------------------------------------------------------------------------
+
+MLP_SIZES = {"sizes": {"t": 37, "h": 41, "i": 35}, "gpu_sizes": {"t": 517, "h": 384, "i": 1072}}
+# Few and many tokens, aligned and not, one wave of tiles and several.
+MLP_BORDERS = tuple(
+    {"t": t, "h": h, "i": i} for t, h, i in (
+        (1, 256, 512), (1, 1, 1), (64, 512, 1056), (65, 512, 1056), (128, 512, 1056),
+        (129, 512, 1056), (257, 1040, 2720), (1030, 16, 16), (37, 501, 1003), (261, 517, 1003),
+    )
+)  # fmt: skip
+
+
+def gated(
+    call: Callable[..., Tensor], plain: Callable[..., Tensor], *, packed: bool = False,
+    save: str = "gate_up", down: bool = True, **more: Any,
+) -> Operation:  # fmt: skip
+    """Of a pair of weights or a packed one, with the down projection or without."""
+    first = ["w_gate_up"] if packed else ["w_gate", "w_up"]
+    names = ["x", *first, *["w_down"] * down]
+
+    def ours(x: Any, *, save: str = save, **given: Any) -> Tensor:
+        gate_up = [given.pop(name) for name in first]
+        return call(x, gate_up[0] if packed else gate_up, **given, save=save)
+
+    def theirs(x: Tensor, **given: Tensor) -> Tensor:
+        gate_up = [given.pop(name) for name in first]
+        return plain(x, *(gate_up[0].chunk(2) if packed else gate_up), **given)
+
+    operands = {"x": Operand("t h"), "w_down": weights("h i")}
+    operands |= {name: weights("2i h" if packed else "i h") for name in first}
+    reads, keeps = dict.fromkeys(names, " ".join(names)), ()
+    if save == "gate_up":
+        reads |= {"w_down": ""} | dict.fromkeys(first, "x w_down")
+        keeps = ("t 2i",)
+    return Operation(
+        call=ours, plain=theirs, operands={name: operands[name] for name in names},
+        outputs={"y": "t h" if down else "t i"}, reads=reads, keeps=keeps, casts=True,
+        huge_gpu_sizes={"t": 2**18 + 65, "h": 256, "i": 4112}, refused=({"save": "all"},),
+        **MLP_SIZES | more,
+    )  # fmt: skip
+
+
+PAIR = {"gate_proj.weight": "w_gate", "up_proj.weight": "w_up", "down_proj.weight": "w_down"}
+EVEN = {"t": 37, "h": 48, "i": 80}
+# Products and a pointwise kernel, as on Hopper between few tokens and many.
+APART = {"mlp_unfused_tokens": 1 << 40}
+# The kernels of cards that are no Hopper.
+ONLY_TILES = {"mlp_warp_specialized": False, "mlp_unfused_tokens": 64, "mlp_one_wave_configs": {}}
+TMA = {"mlp_interpreter_config": Config(32, 32, 32, 4, 1, 2, persistent=True, descriptors=True)}
+SPLIT = {  # every fp32 product, in tiles of one block and spans of one tile
+    "split_least_size": 1, "split_least_results": 1, "split_least_work": 1, "split_span": 128,
+    "split_interpreter_config": Config(128, 128, 64, 4, 1, group_m=2),
+}  # fmt: skip
+
+
+# --- linear layers -------------------------------------------------------------------------------
+
+
+def linear(call: Callable[..., Tensor], apart: int | None = None) -> Operation:
+    """Of numbers alike, or where rows (0) or terms (1) are up to 2³⁰ apart."""
+
+    def draw(normal: Tensor, sizes: Sizes) -> Tensor:
+        if apart is None:
+            return normal
+        powers = torch.arange(normal.shape[apart]) * 7 % 31 - 15.0
+        return normal * powers.exp2().unsqueeze(1 - apart)
+
+    return Operation(
+        call=call, plain=plain_linear,
+        operands={"x": Operand("t h", draw), "weight": weights("o h"), "bias": Operand("o")},
+        outputs={"y": "t o"}, dtypes=FP32, tuning=SPLIT, casts=True, bound=bounds.linear,
+        sizes={"t": 140, "h": 300, "o": 134}, gpu_sizes={"t": 2050, "h": 1030, "o": 2070},
+        more_sizes=({"t": 1}, {"h": 1}, {"o": 1}, {"t": 257, "h": 129}),
+        more_gpu_sizes=({"t": 1024, "h": 2048, "o": 2048}, {"t": 1023}, {"t": 4096}, {"o": 255}),
+        reads={"x": "weight", "weight": "x", "bias": ""},
+    )  # fmt: skip
+
+
+def of_each(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Of x by the weights of q, k and v, with their biases."""
+    return lambda x, **given: call(x, *([given[f"{kind}_{n}"] for n in "qkv"] for kind in "wb"))
+
+
+def projections(library: ModuleType, **more: Any) -> Operation:
+    """q, k and v of one x."""
+    call = import_module(f"{library.__name__}.ops.qkv.function").projections
+    vectors = {"b_q": Operand("q"), "b_k": Operand("k"), "b_v": Operand("k")}
+    matrices = {"w_q": weights("q h"), "w_k": weights("k h"), "w_v": weights("k h")}
+    return Operation(
+        call=of_each(call),
+        plain=of_each(lambda x, *given: tuple(map(partial(plain_linear, x), *given))),
+        operands={"x": Operand("t h")} | matrices | vectors,
+        outputs={"q": "t q", "k": "t k", "v": "t k"}, casts=True, public=False,
+        sizes={"t": 37, "h": 48, "q": 80, "k": 16},
+        gpu_sizes={"t": 37, "h": 896, "q": 896, "k": 128},
+        more_sizes=({"t": 1}, {"t": 64}, {"t": 65}),
+        more_gpu_sizes=(
+            *({"t": t} for t in (1, 64, 65, 700)), {"t": 70, "h": 80, "q": 144, "k": 48},
+            {"t": 300, "h": 2048, "q": 2048, "k": 512},
+        ),
+        reads={"x": "w_q w_k w_v", **dict.fromkeys(matrices, "x")},
+        exceptions={"batched_gradients": "torch's batched gradients know no flatten"}, **more,
+    )  # fmt: skip
+
+
+# --- RMSNorm and RoPE ----------------------------------------------------------------------------
+
+
+def rms_norm(ours: Callable[..., Any], names: str, width: int = 43, **settings: Any) -> Operation:
+    """A norm of the named operands; with a residual it gives the sum, too."""
+    hf, residual = settings.get("cast", "hf") == "hf", "residual" in names
+
+    def plain(x: Tensor, weight: Tensor | None = None, residual: Tensor | None = None) -> Any:
+        s = x if residual is None else x + residual
+        y = reference.rms_norm(s, weight, **settings)
+        return y if residual is None else (y, s)
+
+    def call(x: Tensor, weight: Tensor | None = None, **more: Any) -> Any:
+        return ours(x, weight, **settings | more)
+
+    operands = {"x": Operand("t h"), "residual": Operand("t h"),
+                "weight": Operand("h", lambda t, _: 1 + t / 2, own_dtype=True)}  # fmt: skip
+    widths = ({"h": 1}, {"h": 127}, {"h": 128}, {"h": 129}, {"t": 1}, {"t": 3, "h": 300})
+    return Operation(
+        call=call, plain=plain, operands={name: operands[name] for name in names.split()},
+        outputs={"y": "t h"} | ({"s": "t h"} if residual else {}),
+        bound=partial(bounds.rms_norm, casts=2 if hf and "weight" in names else 1),
+        sizes={"t": 37, "h": width}, gpu_sizes={"t": 1111, "h": width * 50}, more_sizes=widths,
+        huge_gpu_sizes={"t": 2**20 + 33, "h": 2112},
+        more_gpu_sizes=({"t": 2048, "h": 1024}, {"t": 2049, "h": 1024}, {"t": 3, "h": 8193},
+                        {"t": 4097, "h": 64}, {"t": 1, "h": 16384}),
+        tuning={"norm_tile": 128, "norm_widest": 128}, keeps=("t",), keeps_fp32=True,
+        reads=dict.fromkeys(names.split(), f"{'s' if residual else 'x'} weight"),
+        refused=({"cast": "gpt"}, {"eps": "1"}),
+    )  # fmt: skip
+
+
+def rope(call: Callable[..., Any], *, at_positions: bool = False, width: int = 0) -> Operation:
+    """By tables of angles that all differ; at positions of a longer table."""
+
+    def plain(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Any = None) -> Any:
+        if positions is not None:
+            cos, sin = cos[positions][None], sin[positions][None]
+        turned = [reference.rope(x, cos, sin) for x in (q, k)]
+        return tuple(pad(x, (0, max(0, width - x.shape[-1]))) for x in turned)
+
+    def table(of: Callable[[Tensor], Tensor]) -> Operand:
+        rows = "l r" if at_positions else "b t r"
+        return constant(rows, lambda t: of(torch.arange(t.numel()) * 0.37).view_as(t))
+
+    operands = {"q": Operand("b n t d"), "k": Operand("b m t d")}
+    operands |= {"cos": table(torch.cos), "sin": table(torch.sin)}
+    operands |= {"positions": indices("t", below="l")} if at_positions else {}
+    wide, settings = ("w", {"width": width}) if width else ("d", {})
+    heads = {"b": 2, "m": 2, "d": 10, "r": 8 if width else 10, "w": width}
+    models = () if width else (
+        {"n": 32, "m": 8, "d": 64, "r": 64}, {"n": 9, "m": 3, "d": 100, "r": 50},
+        {"n": 8, "m": 4, "d": 256, "r": 256}, {"b": 3, "t": 1}, {"n": 5, "m": 5, "d": 66, "r": 66},
+    )  # fmt: skip
+    return Operation(
+        call=lambda **given: call(**settings | given), plain=plain, operands=operands,
+        outputs={"q_out": f"b n t {wide}", "k_out": f"b m t {wide}"},
+        bound=partial(bounds.rope, plain=plain), more_gpu_sizes=models,
+        huge_gpu_sizes={} if at_positions else {
+            "b": 1, "n": 32, "m": 1, "t": 2**20 + 33, "d": 66, "r": 66,
+        },
+        sizes=heads | {"n": 6, "t": 19, "l": 50}, gpu_sizes=heads | {"n": 14, "t": 129, "l": 200},
+        more_sizes=({"t": 1}, {"b": 1, "n": 1}, {} if width else {"d": 66, "r": 66}),
+        tuning={"rope_pairs": 256}, reads=dict.fromkeys("qk", "cos sin positions"),
+        refused=({"width": 4}, {"width": "16"}, {"width": True}),
+        exceptions={"written_to": "wider results are views of a Function"} if width else {},
+    )  # fmt: skip
+
+
+# --- the loss, and log-probabilities -------------------------------------------------------------
+
+
+def loss(
+    call: Callable[..., Any], names: str,
+    plain: Callable[..., Any] = reference.linear_cross_entropy, *, learns: str = "",
+    **settings: Any,
+) -> Operation:  # fmt: skip
+    """Of the named operands; in the interpreter five tokens are a chunk, 64 classes are a slice of
+    the vocabulary, and each has several blocks.
+    """
+    labels = indices("t", below="v", ignored=settings.get("ignore_index", -100))
+    every = {
+        "hidden": Operand("t h"), "weight": weights("v h"), "bias": Operand("v"),
+        "target": labels, "tokens": labels, "token_weights": constant("t", torch.abs),
+        "class_weights": constant("v", lambda t: t.abs() * (torch.arange(len(t)) % 3 > 0)),
+    }  # fmt: skip
+    operands = {name: every[name] for name in names.split()}
+    operands |= {name: replace(operands[name], learned=True) for name in learns.split()}
+    alone = settings.get("reduction") == "none" or "tokens" in operands
+    by_token = alone or learns  # their gradient wants each loss
+    memory = {} if "tokens" in operands else {"memory": "least"}
+    chunks = {"loss_logits_bytes": 4480, "loss_rows": 1}
+    blocks = {"loss_scaled_block": 32, "loss_block_bytes": 1024}
+    return Operation(
+        call=lambda **given: call(**memory | settings | given), plain=partial(plain, **settings),
+        operands=operands, outputs={"loss": "t" if alone else ""}, tuning=chunks | blocks,
+        casts=True, sizes={"t": 13, "h": 8, "v": 201}, gpu_sizes={"t": 133, "h": 64, "v": 40003},
+        huge_gpu_sizes={"t": 2**20 + 33, "h": 2112, "v": 999} if by_token else {},
+        more_sizes=({"t": 1}, {"v": 1}, {"v": 2}, {"h": 1}, {"t": 16, "v": 64}),
+        more_gpu_sizes=(
+            {"t": 1}, {"v": 1}, {"v": 128256, "t": 65}, {"t": 512, "h": 2048, "v": 32000},
+        ),
+        reads=dict.fromkeys(names.split(), names if by_token else ""),
+        # By token statistics, weights and losses; else the gradients, that of a half's W in fp32,
+        # and which tokens count.
+        keeps=("10t", "v") if by_token else ("t h", "v h", "v", "t", ""), keeps_fp32=True,
+        refused=({"ignore_index": 1.5}, {"softcap": 0.0}),
+    )  # fmt: skip
+
+
+def with_accuracy(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean loss, and how many of the targets have the largest logit."""
+    hits, valid = (hidden @ weight.mT).argmax(-1) == target, target != -100
+    return reference.linear_cross_entropy(hidden, weight, target), hits.sum() / valid.sum()
+
+
+PLAIN, POLICY = "hidden weight target", "hidden weight tokens bias"
+EVERY = "hidden weight target bias token_weights class_weights"
+ALL = {"label_smoothing": 0.1, "z_loss": 1e-2, "softcap": 2.0}
+COOL = {"temperature": 0.7, "softcap": 2.0}
+
+
+# --- all of them ---------------------------------------------------------------------------------
+
+
+def operations(library: ModuleType) -> dict[str, Operation]:
+    """Those that all laws hold for."""
+    swiglu_mlp = partial(gated, library.swiglu_mlp, reference.swiglu_mlp)
+    half = partial(swiglu_mlp, bound=bounds.swiglu_mlp, dtypes=HALF)
+    norm, xent = partial(rms_norm, library.rms_norm), partial(loss, library.linear_cross_entropy)
+    return {
+        "swiglu_mlp": swiglu_mlp(
+            packed=True, bound=bounds.swiglu_mlp, more_gpu_sizes=MLP_BORDERS,
+            gpu_sizes={"t": 1500, "h": 272, "i": 3088},  # on Hopper warps with roles
+        ),
+        "swiglu_mlp of a pair": swiglu_mlp(
+            save="input", bound=bounds.swiglu_mlp, more_gpu_sizes=MLP_BORDERS,
+        ),
+        "swiglu_mlp of few tokens": half(
+            packed=True, sizes=EVEN, gpu_sizes={"t": 37, "h": 512, "i": 1056},
+            more_sizes=({"t": 1}, {"t": 64}, {"t": 65}, {"h": 160, "i": 16}),
+        ),
+        "swiglu_mlp apart": half(
+            sizes={"t": 65, "h": 48, "i": 32}, tuning=APART, gpu_tuning=APART
+        ),
+        "swiglu_mlp by TMA": half(
+            sizes={"t": 68, "h": 72, "i": 80}, tuning=TMA, size_multiple=8
+        ),
+        "swiglu_mlp by tiles": half(gpu_tuning=ONLY_TILES, more_gpu_sizes=MLP_BORDERS[4:8]),
+        "swiglu_mlp split": swiglu_mlp(
+            bound=bounds.swiglu_mlp, dtypes=FP32, sizes={"t": 130, "h": 48, "i": 80},
+            gpu_sizes={"t": 1032, "h": 1024, "i": 4096}, tuning=SPLIT | {"mlp_fuses_fp32": False},
+        ),
+        "geglu_mlp": gated(library.geglu_mlp, reference.geglu_mlp, more_gpu_sizes=MLP_BORDERS[2:8]),
+        "swiglu": gated(library.swiglu, reference.swiglu, down=False, packed=True),
+        "linear": linear(library.linear),
+        "q, k and v": projections(library),
+        "rms_norm of a sum": norm("x weight residual"),
+        "rms_norm of wide rows": norm("x weight", 200, cast="litgpt"),
+        "rope": rope(library.rope),
+        "rope at positions": rope(library.rope, at_positions=True, width=16),
+        "mean loss": xent(EVERY, **ALL),
+        "loss by token": xent(EVERY, **ALL, reduction="none", learns="token_weights"),
+        "log_probs": log_probs(library, POLICY, **COOL),
+    }  # fmt: skip
+
+
+def log_probs(library: ModuleType, names: str, **settings: Any) -> Operation:
+    """Log-probabilities of tokens, and entropies."""
+    made = loss(library.linear_log_probs, names, reference.linear_log_probs, **settings)
+    return replace(made, outputs={"log_probs": "t", "entropy": "t"})
+
+
+def more_calls(library: ModuleType) -> dict[str, Operation]:
+    """Further settings, and the modules: results and gradients are compared, and little else."""
+    swiglu_mlp = partial(gated, library.swiglu_mlp, reference.swiglu_mlp)
+    exact_geglu, exact_plain = (
+        partial(of.geglu_mlp, approximate="none") for of in (library, reference)
+    )
+    norm, xent = partial(rms_norm, library.rms_norm), partial(loss, library.linear_cross_entropy)
+    return {
+        "swiglu_mlp of few tokens, a pair": swiglu_mlp(
+            dtypes=HALF, sizes=EVEN, gpu_sizes={"t": 37, "h": 512, "i": 1056},
+            more_sizes=({"t": 64, "h": 16, "i": 144}, {"t": 1, "h": 160, "i": 16}),
+        ),
+        "exact geglu_mlp": gated(exact_geglu, exact_plain, packed=True, save="input"),
+        "swiglu of a pair": gated(library.swiglu, reference.swiglu, down=False, save="input"),
+        "q, k and v joined": projections(library, tuning={"qkv_joined_elements": 0}),
+        "linear with rows far apart": linear(library.linear, 0),
+        "linear with terms far apart": linear(library.linear, 1),
+        "rms_norm of x alone": norm("x"),
+        "rms_norm, litgpt's of a sum": norm("x weight residual", cast="litgpt"),
+        "rms_norm of a wide sum": norm("x weight residual", 300),
+        "mean loss, plain": xent(PLAIN),
+        "summed loss": xent(EVERY, **ALL, reduction="sum"),
+        "loss by token, plain": xent(PLAIN, reduction="none"),
+        "smoothed loss": xent(PLAIN, label_smoothing=0.3),
+        "only smoothing": xent(PLAIN, label_smoothing=1.0),
+        "z-loss": xent(PLAIN, z_loss=1e-2),
+        "softcapped loss": xent(PLAIN, softcap=2.0),
+        "a class ignored": xent(PLAIN, ignore_index=2),
+        "classes that differ": xent(f"{PLAIN} class_weights", label_smoothing=0.3, z_loss=1e-2),
+        "tokens' weights that learn": xent(f"{PLAIN} token_weights", learns="token_weights"),
+        "log_probs, plain": log_probs(library, "hidden weight tokens"),
+        "loss and accuracy": replace(
+            loss(library.linear_cross_entropy_and_accuracy, PLAIN, with_accuracy),
+            outputs={"loss": "", "accuracy": ""}, dtypes=FP32, sizes={"t": 13, "h": 8, "v": 5},
+        ),
+        "SwiGLUMLP": replace(swiglu_mlp(), call=of_module(library.SwiGLUMLP(1, 1), PAIR, "x")),
+        "GeGLUMLP": replace(
+            gated(library.geglu_mlp, reference.geglu_mlp),
+            call=of_module(library.GeGLUMLP(1, 1), PAIR, "x"),
+        ),
+        "Linear": replace(linear(library.linear), call=of_module(
+            library.Linear(1, 1), {"weight": "weight", "bias": "bias"}, "x")),
+        "RMSNorm": replace(norm("x weight residual"), call=of_module(
+            library.RMSNorm(1), {"weight": "weight"}, "x residual")),
+        "LinearCrossEntropyLoss": replace(xent(EVERY, **ALL), call=of_module(
+            library.LinearCrossEntropyLoss(**ALL, class_weights=torch.ones(1)),
+            {"class_weights": "class_weights"}, "hidden weight target bias token_weights")),
+        "LinearLogProbs": replace(log_probs(library, POLICY, **COOL), call=of_module(
+            library.LinearLogProbs(**COOL), {}, POLICY)),
+    }  # fmt: skip
