@@ -9,7 +9,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from press import display, formats, plots, style
-from press.running.config import STATIC
 from report_sample import curves, narrow, outputs_of, wide
 
 
@@ -195,19 +194,6 @@ def test_a_figure_s_caption_shows_in_jupyterlab_too():
     page = outputs[0]["data"]["text/html"]
     assert "<figure id='late-steps'" in page and "<svg" in page
     assert "<figcaption>Time, <em>late</em> steps.</figcaption>" in page
-
-
-def test_where_nobody_chooses_the_default_is_shown(monkeypatch):
-    monkeypatch.setenv(STATIC, "1")
-    shown = []
-
-    def show(dtype, size=4, launch="graph"):
-        shown.append((dtype, size, launch))
-
-    display.explore(show, dtype=["fp32", "bf16"], size=np.array([2, 4]), launch=["python"])
-    [said] = outputs_of(lambda: display.explore(show, dtype=["fp32"], size=[], launch=["python"]))
-    assert shown == [("fp32", 4, "python")]
-    assert "no row has a size that was asked for" in said.data["text/markdown"]
 
 
 def test_an_empty_table_says_so_in_its_own_words():

@@ -85,7 +85,9 @@ def test_a_value_is_chosen_as_recorded_or_as_shown():
         (lambda r: r.of(widht=64), "has no column 'widht'; those that its pictures use: dtype, "),
         (lambda r: r.of(width=65), "no row has width = 65; there are 64, 128"),
         (lambda r: r.of(width=64).of(dtype="fp32"),
-         "no row of those with width = 64 has dtype = 'float32'; there are bf16"),
+         "no row of those with width = 64 has dtype = 'fp32'; there are bf16"),
+        (lambda r: r.of(width=64, dtype="fp32"),
+         "no row of those with width = 64 has dtype = 'fp32'; there are bf16"),
         (lambda r: r.of(width=[64, 65]), "width = 65"),
         (lambda r: r.speed(), "one of `of` and `over`"),
         (lambda r: r.speed(of="fused", over="eager"), "one of `of` and `over`"),
@@ -234,23 +236,26 @@ def test_figures_of_rows_that_differ_are_refused_and_texts_are_not():
     assert cells(lambda: mixed.table("provider", value=["version", "session"]))[1]
 
 
-def test_an_explorer_offers_the_values_that_there_are(monkeypatch):
-    offered = {}
-    monkeypatch.setattr(display, "explore", lambda show, **choices: offered.update(choices))
-    timed_rows().explore("width", "dtype").points(y="provider")
-    assert offered == {"width": [64, 128], "dtype": ["bf16"]}
+def test_explore_chooses_the_first_and_says_which_others_there_are():
+    chosen = []
+    [said] = outputs_of(lambda: chosen.append(timed_rows().explore("width", "dtype")))
+    assert "hidden size: 128." in said.data["text/markdown"]
+    assert ".of(width=128)" in said.data["text/markdown"], "ready to be copied"
+    assert {*chosen[0]["width"]} == {64}
+    chosen.clear()
+    assert outputs_of(lambda: chosen.append(timed_rows().of(width=128).explore("width"))) == []
+    assert {*chosen[0]["width"]} == {128}
     assert "1,024" in timed_rows().assign(width=1024).of(width=np.int64(1024)).caption()
 
 
-def test_an_explorer_begins_with_choices_that_have_rows_together(monkeypatch):
-    monkeypatch.setenv(display.STATIC, "1")
+def test_explore_begins_with_choices_that_have_rows_together():
     short = timed_rows(dtype="float32").of(width=128)
     mixed = pd.concat([timed_rows().of(width=64), short])
     mixed.attrs = timed_rows().attrs
-    caption = meaning_of(lambda: mixed.explore("width", "dtype").points(y="provider"))["caption"]
+    caption = mixed.explore("width", "dtype").caption()
     assert "64" in caption and "bf16" in caption
     later = mixed.but(width=64).beside(timed_rows(status="unavailable").of(width=64))
-    caption = meaning_of(lambda: later.explore("width", "dtype").points(y="provider"))["caption"]
+    caption = later.explore("width", "dtype").caption()
     assert "128" in caption and "fp32" in caption
 
 
