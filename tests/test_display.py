@@ -177,6 +177,17 @@ def test_bars_have_an_axis_title_a_panel() -> None:
     assert [ax.get_xlabel() for ax in shown.figure.axes] == ["GiB", "times as long"]
 
 
+def test_bars_show_a_mark_for_each_row_of_another_machine() -> None:
+    """Also of a name, a row or a panel that the first machine lacks: a caption names its marks."""
+    rows = [("H100", "bf16", "all", "peak"), ("here", "fp32", "all", "peak"),
+            ("here", "fp32", "two", "peak"), ("here", "bf16", "all", "time")]  # fmt: skip
+    frame = pd.DataFrame(rows, columns=["machine", "by", "plan", "what"]).assign(value=1.0)
+    frame["machine"] = pd.Categorical(frame["machine"], ["H100", "here"])
+    shown = plots.bars(frame, "value", "plan", "by", panel="what", card="machine")
+    marks = [line.get_xdata() for ax in shown.figure.axes for line in ax.lines]
+    assert sum(map(len, marks)) == 3
+
+
 def test_jupyterlab_s_table_centres_groups_and_keeps_a_figure_on_one_line():
     frame = pd.DataFrame([["1.02 (1.01–1.03)", "2"]], index=pd.Index(["a"], name="who"))
     frame.columns = pd.MultiIndex.from_tuples([("group", "x"), ("group", "y")])
@@ -190,10 +201,11 @@ def test_a_figure_s_caption_shows_in_jupyterlab_too():
     fig, ax = style.new()
     ax.plot([1, 2])
     with display.captured() as outputs:
-        display.figure(fig, "Time, *late* steps.", "a line", "late-steps")
+        display.figure(fig, "Time, *late* steps ([table](#all-steps)).", "a line", "late-steps")
     page = outputs[0]["data"]["text/html"]
     assert "<figure id='late-steps'" in page and "<svg" in page
-    assert "<figcaption>Time, <em>late</em> steps.</figcaption>" in page
+    link = "<a href='#all-steps'>table</a>"
+    assert f"<figcaption>Time, <em>late</em> steps ({link}).</figcaption>" in page
 
 
 def test_an_empty_table_says_so_in_its_own_words():

@@ -214,6 +214,7 @@ def _alignment(cells: list[str]) -> str:
 def _inline(text: str) -> str:
     """The little Markdown of a caption for JupyterLab, which typesets `$...$` by itself."""
     text = html.escape(text)
+    text = re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", r"<a href='\2'>\1</a>", text)
     text = re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
     text = re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", text)
     return re.sub(r"\*([^*]+)\*", r"<em>\1</em>", text)
