@@ -142,6 +142,8 @@ sizes: dict = {}  # all other sizes"""
         ('settings = ["low"]', "settings must be list of highest or high, not ['low']"),
         ('models = "a,b"', "models must be list of str, not 'a,b'; papermill takes it by -y "
                            """'models: ["64·128·384"]'"""),
+        ("models = 64", "models must be list of str, not 64; papermill takes it by -y "
+                        """'models: ["64·128·384"]'"""),
         ('sizes = "{}"', "sizes must be dict, not '{}'; papermill takes it by -y 'sizes: {}'"),
         ('profile = "full"', "'profile' is no knob of this notebook; known: hidden, direction, "
                              'warmup, models, settings, sizes; write -y "sizes: {profile: full}"'),

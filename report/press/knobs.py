@@ -98,7 +98,7 @@ def check(name: str, knob: Knob, value: Any) -> None:
         TypeAdapter(knob.kind, config=config).validate_python(value)
     except ValidationError:
         how = ""
-        if isinstance(value, str) and knob.default[0] in "[{":
+        if knob.default[0] in "[{" and not isinstance(value, list | dict):
             how = f"; papermill takes it by -y '{name}: {knob.default}'"
         raise SizesError(studies.refusal(name, knob.kind, value) + how) from None
 
