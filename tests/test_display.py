@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 
 from press import display, formats, plots
-from press.running.config import STATIC
 from report_sample import outputs_of
 
 
@@ -45,14 +44,12 @@ def test_error_bars_reach_from_low_to_high() -> None:
     assert [segment[:, 0].tolist() for segment in bars.get_segments()] == [[18, 21], [9, 12]]
 
 
-def test_where_nobody_chooses_the_default_is_shown(monkeypatch):
-    monkeypatch.setenv(STATIC, "1")
-    shown = []
-
-    def show(dtype, size=4, launch="graph"):
-        shown.append((dtype, size, launch))
-
-    display.explore(show, dtype=["fp32", "bf16"], size=np.array([2, 4]), launch=["python"])
-    [said] = outputs_of(lambda: display.explore(show, dtype=["fp32"], size=[], launch=["python"]))
-    assert shown == [("fp32", 4, "python")]
-    assert "no row has a size that was asked for" in said.data["text/markdown"]
+def test_bars_show_a_mark_for_each_row_of_another_machine() -> None:
+    """Also of a name, a row or a panel that the first machine lacks: a caption names its marks."""
+    rows = [("H100", "bf16", "all", "peak"), ("here", "fp32", "all", "peak"),
+            ("here", "fp32", "two", "peak"), ("here", "bf16", "all", "time")]  # fmt: skip
+    frame = pd.DataFrame(rows, columns=["machine", "by", "plan", "what"]).assign(value=1.0)
+    frame["machine"] = pd.Categorical(frame["machine"], ["H100", "here"])
+    shown = plots.bars(frame, "value", "plan", "by", panel="what", card="machine")
+    marks = [line.get_xdata() for ax in shown.figure.axes for line in ax.lines]
+    assert sum(map(len, marks)) == 3

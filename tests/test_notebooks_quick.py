@@ -1,20 +1,18 @@
-"""Every notebook under `quick`, as `make report` runs it on a machine like this one.
+"""Every notebook under `quick`, by papermill as anybody calls it, without our runner.
 
-Two are run by `tests/test_report_for_real.py`, with the paper made from them; the sections of the
-appendix, which measure nothing, by `tests/test_report_paper.py`.
+`tests/test_report_for_real.py` runs two as `make report` does; the sections of the appendix, which
+measure nothing, are run by `tests/test_report_paper.py`.
 """
 
-import io
-
 import nbformat
+import papermill
 import pytest
 
 import visitor
 from measure import study as studies
 from measure.recording import paths, results
-from press.running import config, monitor, runner
+from press.running import config, runner
 
-ELSEWHERE = ("05_warmup", "12_precision")
 LOADED = config.load(paths.NOTEBOOKS / "study.toml")
 SMALLER = {
     "03_kernels": ("sweep_widths=64", "grid_tokens=16", "repetitions=2"),
@@ -30,22 +28,21 @@ def own_folders(tmp_path, monkeypatch):
         monkeypatch.setenv(variable, value)
 
 
-def outputs_of(part, settings=()):
-    """Outputs of a notebook that a kernel of its own executed."""
-    jobs = runner.jobs([part], settings, "quick")
-    [outcome] = runner.run(jobs, monitor.Monitor(1, io.StringIO()))
-    assert outcome.status == "ok", outcome.error
-    executed = nbformat.read(outcome.copy, as_version=4)
+def outputs_of(part, tmp_path, settings=()):
+    """Outputs of a notebook that papermill executed."""
+    [job] = runner.jobs([part], settings, "quick")
+    copy, folder = tmp_path / "executed.ipynb", part.notebook.parent
+    values = dict(job.parameters) if settings else {}
+    papermill.execute_notebook(part.notebook, copy, values, cwd=folder, progress_bar=False)
+    executed = nbformat.read(copy, as_version=4)
     return [output for cell in executed.cells for output in cell.get("outputs", [])]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "part", [s for s in LOADED.studies if s.name not in ELSEWHERE], ids=lambda part: part.name
-)
+@pytest.mark.parametrize("part", LOADED.studies, ids=lambda part: part.name)
 def test_a_notebook_runs_and_no_case_fails(part, tmp_path):
     settings = SMALLER.get(part.name, ())
-    outputs = outputs_of(part, settings)
+    outputs = outputs_of(part, tmp_path, settings)
     assert any("text/html" in o.get("data", {}) for o in outputs)
     assert any("image/svg+xml" in o.get("data", {}) for o in outputs)
     [path] = tmp_path.glob(f"results/visitor/*/{part.name}.jsonl")
@@ -63,8 +60,8 @@ def test_a_notebook_runs_and_no_case_fails(part, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("guide", LOADED.guides, ids=lambda guide: guide.name)
-def test_a_guide_runs_and_shows_pictures(guide):
-    outputs = outputs_of(guide)
+def test_a_guide_runs_and_shows_pictures(guide, tmp_path):
+    outputs = outputs_of(guide, tmp_path)
     assert sum("image/svg+xml" in o.get("data", {}) for o in outputs) > 2
     printed = "".join(o.get("text", "") for o in outputs) + str([o.get("data") for o in outputs])
     assert guide.name != "14_your_kernel" or printed.count("wrong") >= 2, "a cheat was timed"

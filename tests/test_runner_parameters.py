@@ -1,17 +1,27 @@
 """What a notebook is run with: what it declares, what its study has, and what may be set."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
+import IPython.core.getipython
 import nbformat
 import pytest
 
 import tiny_study
 from measure import study as studies
 from measure.study import SizesError
-from press import rows
+from press import knobs, rows
 from press.running import config, parameters, runner
-from press.running.config import ConfigError
+from press.running.config import ConfigError, Study
 
 NOTEBOOKS = tiny_study.folder()
 REAL = config.load().studies
+
+
+def declaring(folder: Path, *lines: str, measure: str = "") -> Study:
+    """A notebook of one cell, which declares these lines."""
+    path = tiny_study.write(folder / "made.ipynb", "Made", "\n".join(lines))
+    return Study("made", "Made", "?", path, {}, measure)
 
 
 @pytest.mark.parametrize(
@@ -37,12 +47,73 @@ def test_a_setting_reaches_every_size_and_every_knob():
     settings = ["repetitions=7", "sweep_widths=64", "03_kernels.load_seconds=2"]
     [job] = runner.jobs([kernels], settings, "quick")
     assert job.parameters == {
-        "repetitions": 7, "sizes": {"profile": "quick", "sweep_widths": [64], "load_seconds": 2.0}
-    }  # fmt: skip
+        "repetitions": 7,
+        "sizes": {"profile": "quick", "repetitions": 7, "sweep_widths": [64], "load_seconds": 2.0},
+    }
     [job] = runner.jobs([kernels], [], "full")
     table = job.parameters["sizes"]
     assert table["profile"] == "full" and table["tuned"] == kernels.profiles["full"]["tuned"]
-    assert not {*table} & {*parameters.knobs(kernels)}
+
+
+DECLARED = """hidden: int = 512  # width of the layer [16..4096]
+direction: str = "forward"  # redraws all [forward | forward and backward]
+warmup: int = 1  # steps [0 | 1 | 5]
+models: list[str] = ["64·128·384"]  # to race here
+settings: list[str] = ["high"]  # torch's [highest | high]
+sizes: dict = {}  # all other sizes"""
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("hidden = 5000000", "hidden must be int in [16..4096], not 5000000"),
+        ("hidden = 0", "hidden must be int in [16..4096], not 0"),
+        ('direction = "backward"',
+         "direction must be forward or forward and backward, not 'backward'"),
+        ("warmup = 2", "warmup must be 0, 1 or 5, not 2"),
+        ('settings = ["low"]', "settings must be list of highest or high, not ['low']"),
+        ('models = "a,b"', "models must be list of str, not 'a,b'; papermill takes it by -y "
+                           """'models: ["64·128·384"]'"""),
+        ("models = 64", "models must be list of str, not 64; papermill takes it by -y "
+                        """'models: ["64·128·384"]'"""),
+        ('sizes = "{}"', "sizes must be dict, not '{}'; papermill takes it by -y 'sizes: {}'"),
+        ('profile = "full"', "'profile' is no knob of this notebook; known: hidden, direction, "
+                             'warmup, models, settings, sizes; write -y "sizes: {profile: full}"'),
+        ("hiden = 64", "'hiden' is no knob of this notebook; known: hidden, direction, warmup, "
+                       "models, settings, sizes"),
+        ("hidden = 4096", None),
+    ],
+)  # fmt: skip
+def test_a_notebook_refuses_a_knob_that_is_set_to_what_its_line_does_not_allow(
+    monkeypatch, line, sentence
+):
+    """Set by papermill's -p, in a cell below the declared ones, as also by hand."""
+    ran = ["", DECLARED, f"# Parameters\n{line}\n", "import torch"]
+    names: dict = {"In": ran}
+    exec("\n".join(ran), names)
+    shell = SimpleNamespace(user_ns=names)
+    monkeypatch.setattr(IPython.core.getipython, "get_ipython", lambda: shell)
+    if sentence is None:
+        knobs.check_knobs()
+        return
+    with pytest.raises(SizesError) as refused:
+        knobs.check_knobs()
+    assert str(refused.value) == sentence
+
+
+def test_a_profile_has_its_sizes_but_those_that_are_turned(monkeypatch):
+    measured = []
+    monkeypatch.setattr(studies.Study, "measure", lambda *given: measured.append(given))
+    kernels = studies.load("03_kernels")
+    quick = {"models": kernels.sizes().models, "repetitions": kernels.sizes().repetitions}
+    table = {"profile": "full", "device": "cuda"}
+    studies.measure("03_kernels", table, **quick)
+    studies.measure("03_kernels", table, **quick | {"repetitions": 7})
+    [(_, sizes, recorder), (_, turned, _)] = measured
+    assert sizes == studies.full_sizes(kernels) and recorder.profile == "full"
+    assert (turned.repetitions, turned.models) == (7, sizes.models)
+    with pytest.raises(SizesError, match="profile must be quick or full, not 'ful'"):
+        studies.measure("03_kernels", {"profile": "ful"})
 
 
 @pytest.mark.parametrize("part", REAL, ids=lambda part: part.name)

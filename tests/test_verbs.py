@@ -81,7 +81,8 @@ def test_a_value_is_chosen_as_recorded_or_as_shown():
     [
         (lambda r: r.of(widht=64), "widht"),
         (lambda r: r.of(width=65), "65"),
-        (lambda r: r.of(width=64).of(dtype="fp32"), "float32"),
+        (lambda r: r.of(width=64).of(dtype="fp32"), "fp32"),
+        (lambda r: r.of(width=64, dtype="fp32"), "those with width = 64"),
         (lambda r: r.of(width=[64, 65]), "65"),
         (lambda r: r.speed(of="fused", over="eager"), "over"),
         (lambda r: r.of(provider="fused").speed(of="fused"), "fusedlib"),
@@ -195,6 +196,29 @@ def test_figures_of_rows_that_differ_are_refused_and_texts_are_not():
     with pytest.raises(ValueError, match="differ in dtype"):
         mixed.table("provider", value=["median_ms", "version"])
     assert cells(lambda: mixed.table("provider", value=["version", "session"]))[1]
+
+
+def test_explore_chooses_the_first_and_says_which_others_there_are():
+    chosen = []
+    [said] = outputs_of(lambda: chosen.append(timed_rows().explore("width", "dtype")))
+    assert "hidden size: 128." in said.data["text/markdown"]
+    assert ".of(width=128)" in said.data["text/markdown"], "ready to be copied"
+    assert {*chosen[0]["width"]} == {64}
+    chosen.clear()
+    assert outputs_of(lambda: chosen.append(timed_rows().of(width=128).explore("width"))) == []
+    assert {*chosen[0]["width"]} == {128}
+    assert "1,024" in timed_rows().assign(width=1024).of(width=1024).caption()
+
+
+def test_explore_begins_with_choices_that_have_rows_together():
+    short = timed_rows(dtype="float32").of(width=128)
+    mixed = pd.concat([timed_rows().of(width=64), short])
+    mixed.attrs = timed_rows().attrs
+    caption = mixed.explore("width", "dtype").caption()
+    assert "64" in caption and "bf16" in caption
+    later = mixed.but(width=64).beside(timed_rows(status="unavailable").of(width=64))
+    caption = later.explore("width", "dtype").caption()
+    assert "128" in caption and "fp32" in caption
 
 
 def test_unmeasured_says_why():

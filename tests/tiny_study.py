@@ -18,8 +18,7 @@ SHOW = """import os
 import sys
 
 print("python", sys.executable)
-print("fresh", os.environ.get("FRESH"))
-print("static", os.environ.get("FUSEDLIB_STATIC"))"""
+print("fresh", os.environ.get("FRESH"))"""
 DIE = "import os\nimport signal\n\nos.kill(os.getpid(), signal.SIGKILL)"
 CELLS = {  # title, parameters, and what follows
     "run_fails": (

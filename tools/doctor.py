@@ -13,8 +13,8 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
-# JupyterLab and widgets are for `make lab`; NVML adds facts, which nothing waits for.
-_LAB_TOOLS, _FACTS = {"ipywidgets", "jupyterlab"}, {"nvidia_ml_py"}
+# JupyterLab is for `make lab`; NVML adds facts, which nothing waits for.
+_LAB_TOOLS, _FACTS = {"jupyterlab"}, {"nvidia_ml_py"}
 _TEST_TOOLS = {"pytest", "pytest_timeout", "pytest_xdist", "hypothesis", "pyyaml"}
 # What only turns executed notebooks into pages; a machine that measures may lack it.
 _RENDER_TOOLS = {"nbconvert", "pypandoc_binary", "typst"}

@@ -93,6 +93,10 @@ fi
 if [ -e .git ] && ! hooks=$("$venv/bin/python" -m pre_commit install 2>&1); then
     echo "fusedlib: no hooks before commits (${hooks:-pre-commit does not run}); make lint checks the same" >&2
 fi
+if [ -e .git ]; then
+    git config filter.notebook.clean "sh tools/hook.sh python tools/strip_notebook.py" ||
+        echo "fusedlib: git does not strip notebooks of their outputs (see above)" >&2
+fi
 printf '%s\n' "$wanted" >"$stamp.new"
 mv "$stamp.new" "$stamp"
 rm "$unfinished"

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from fusedlib.bench.race import Race
 
+PROFILES = ("quick", "full")
 Positive = Annotated[int, Field(ge=1)]
 Size = Annotated[int, Field(ge=1, le=65536)]
 """Rows, columns or tokens of a tensor that fits any device, or MiB of it."""
@@ -211,16 +212,23 @@ def measure(name: str, sizes: Mapping[str, Any], **knobs: Any) -> Recorder:
 
     Args:
         name: of the study, such as "03_kernels".
-        sizes: by name, those of `quick` for all others; and `profile`, whose name its rows are
-            filed under.
-        knobs: further sizes.
+        sizes: by name, and `profile`, which has all others and whose name the rows are filed under;
+            by default `quick`.
+        knobs: further sizes, which come first. One that is as `quick` has it is not set: another
+            profile has its own.
 
     Raises:
         SizesError: an unknown name, or a value that is not allowed.
     """
-    study, values = load(name), {**sizes, **knobs}
-    recorder = Recorder(study.name, profile=values.pop("profile", "quick"))
-    return study.measure(study.sized(values), recorder)
+    study, values = load(name), dict(sizes)
+    profile, profiles = values.pop("profile", "quick"), _entries()[study.name]
+    if profile not in PROFILES:
+        known = " or ".join(PROFILES)
+        raise SizesError(f"{study.name}: profile must be {known}, not {profile!r}")
+    quick = dict(study.sized({}))
+    turned = {k: v for k, v in knobs.items() if profile == "quick" or v != quick.get(k)}
+    sized = study.sized({**profiles.get(profile, {}), **values, **turned})
+    return study.measure(sized, Recorder(study.name, profile=profile))
 
 
 # --- values in words -----------------------------------------------------------------------------
@@ -244,6 +252,8 @@ def parsed(name: str, text: str, kind: Any) -> Any:
         return adapter.validate_python(value, strict=False)
     except ValidationError:
         meant = [*map(_literal, value)] if isinstance(value, list) else _literal(value)
+        with contextlib.suppress(ValidationError):
+            return adapter.validate_python(meant)  # a number among the choices
         raise SizesError(refusal(name, kind, meant)) from None
 
 

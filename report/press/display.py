@@ -8,11 +8,9 @@ are plain text.
 
 import contextlib
 import html
-import inspect
-import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -25,7 +23,6 @@ from measure.recording import paths
 from press import style
 from press.formats import MISSING, formatted, number
 from press.plots import Picture
-from press.running.config import STATIC
 
 TABLE_MIME = "application/vnd.fusedlib.table+json"
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -115,29 +112,6 @@ def figure_data(drawn: str, meaning: Mapping[str, Any]) -> dict[str, Any]:
         f"<figcaption>{_inline(meaning['caption'])}</figcaption></figure>"
     )
     return {"image/svg+xml": drawn, "text/html": page, "text/plain": meaning["alt"]}
-
-
-def explore(show: Callable[..., None], **choices: Sequence[Any]) -> None:
-    """Let a reader choose: `show` is called with one of each of the choices, at once with its own
-    defaults where they are among them, else with the first.
-
-    In JupyterLab the choices are widgets; where a notebook is executed for the report there is
-    nobody to choose, and the first view stands alone. Where there is no choice, that is said.
-    """
-    if lacking := [name for name, values in choices.items() if not len(values)]:
-        prose(f"Nothing to choose from: no row has a {' or '.join(lacking)} that was asked for.")
-        return
-    options = {name: list(values) for name, values in choices.items()}
-    if not os.environ.get(STATIC):
-        import ipywidgets
-
-        ipywidgets.interact(show, **options)
-        return
-    defaults = {name: p.default for name, p in inspect.signature(show).parameters.items()}
-    show(**{
-        name: defaults[name] if defaults.get(name) in values else values[0]
-        for name, values in options.items()
-    })  # fmt: skip
 
 
 def table_json(frame: pd.DataFrame, formats: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -240,6 +214,7 @@ def _alignment(cells: list[str]) -> str:
 def _inline(text: str) -> str:
     """The little Markdown of a caption for JupyterLab, which typesets `$...$` by itself."""
     text = html.escape(text)
+    text = re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", r"<a href='\2'>\1</a>", text)
     text = re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
     text = re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", text)
     return re.sub(r"\*([^*]+)\*", r"<em>\1</em>", text)

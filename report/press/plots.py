@@ -161,14 +161,14 @@ def bars(
     xlabel = " or ".join(units.values()) if isinstance(xlabel, Mapping) else xlabel
     every = _data(frame, [x, y, by, panel, low, high, card])
     every["_card"] = _cards(every, card, by, panel)
-    data = every[every["_card"] == 0]
-    order = _ordered(data[y])[::-1]
-    names = list(dict.fromkeys(data[by]))
-    alone = not data.empty and (data.groupby(y, observed=True)[by].nunique() == 1).all()
+    order = _ordered(every[y])[::-1]
+    names = list(dict.fromkeys(every[by]))
+    alone = not every.empty and (every.groupby(y, observed=True)[by].nunique() == 1).all()
     each = 1 if stacked or alone else len(names)
     tall = 0.9 + 0.2 * len(order) * max(each, 1.4)
-    fig, axes = _panels(data, panel, tall, columns)
-    for ax, part in _each(axes, data, panel):
+    fig, axes = _panels(every, panel, tall, columns)
+    for ax, shown in _each(axes, every, panel):
+        part, marks = (shown[shown["_card"].eq(0) == first] for first in (True, False))
         start = np.zeros(len(order))
         size = 0.74 / each
         for at, name in enumerate(names):
@@ -187,12 +187,10 @@ def bars(
                 length = np.where(start > 0, start, np.nan)  # of the parts so far
             if values and (not stacked or at == len(names) - 1):
                 ends = [formatted(v, spec) if np.isfinite(v) else "" for v in length]
-                padding = 3 if len(every) == len(data) else 8  # room for the marks of others
+                padding = 8 if every["_card"].any() else 3  # room for the marks of others
                 ax.bar_label(drawn, ends, padding=padding, fontsize=8, color=style.INK)
-            others = every[(every["_card"] > 0) & (every[by] == name) & every[y].isin(order)]
-            if panel is not None:
-                others = others[others[panel].isin(part[panel])]
-            for one, own in others.groupby("_card") if not stacked else ():
+            others = marks[marks[by] == name].groupby("_card")
+            for one, own in others if not stacked else ():
                 marked = [order.index(v) + shift for v in own[y]]
                 look = {**_mark(str(name), one), "linestyle": "", "color": style.INK}
                 ax.plot(own[x], marked, **{"marker": "D", **look})

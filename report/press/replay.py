@@ -19,7 +19,7 @@ from measure.recording import results
 from measure.recording.files import write_whole
 from press import claims, display
 from press.claims import Claim
-from press.running.config import FRAME, STATIC, Config, Study
+from press.running.config import FRAME, Config, Study
 from press.running.products import METADATA, copy_path
 from press.variables import environment
 
@@ -57,7 +57,7 @@ def fill(
     namespace: dict[str, object] = {"__name__": "__main__"}
     site.addsitedir(str(path.parent))  # its helpers, as a kernel started there finds them
     try:
-        with environment({STATIC: "1"}), results.replaying():
+        with results.replaying():
             for at, cell in enumerate(notebook.cells):
                 if cell.cell_type == "code" and LIVE not in cell.metadata.get("tags", []):
                     started(cell, at)

@@ -13,7 +13,6 @@ something that was not chosen are refused.
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from inspect import Parameter, Signature
 from numbers import Number
 from typing import Any
 
@@ -65,7 +64,8 @@ class Rows(pd.DataFrame):
         rows = self
         for name, wanted in chosen.items():
             rows = rows._with_value(name, wanted if isinstance(wanted, list) else [wanted])
-        return rows._remember(kept={**self._kept, **chosen})
+            rows = rows._remember(kept={**rows._kept, name: wanted})
+        return rows._remember()
 
     def but(self, **left_out: Any) -> "Rows":
         """The rows without those whose columns have these values."""
@@ -237,11 +237,29 @@ class Rows(pd.DataFrame):
         words = self._words("table", {"title": "Cases without a figure"} | options)
         display.table(unmeasured(rows, by), empty="none", **words)
 
-    def explore(self, *menus: str) -> "Explorer":
-        """Menus for these columns over any picture: `rows.explore("dtype").points(y="model")`."""
-        for name in menus:
-            self._column(name)
-        return Explorer(self, menus)
+    def explore(self, *menus: str) -> "Rows":
+        """The first choices of these columns that have rows together, and in words which others
+        there are: `rows.explore("dtype").points(y="model")`. One that was chosen before is kept.
+        """
+        values = {n: self._ordered(n, self._column(n).dropna().unique()) for n in menus}
+        there = self[self._has_figures()][list(menus)].dropna()
+        at = there.apply(lambda column: column.map(values[column.name].index).astype(int))
+        if not len(at):
+            return self
+        first = at.sort_values(list(menus)).iloc[0]
+        chosen = {name: values[name][first[name]] for name in menus}
+        others = {name: [v for v in values[name] if v != chosen[name]] for name in menus}
+        text = "; ".join(
+            f"{self._says(name).label}: {', '.join(self._as_read(name, v) for v in listed)}"
+            for name, listed in others.items() if listed
+        )  # fmt: skip
+        if text:
+            name, value = next((name, listed[0]) for name, listed in others.items() if listed)
+            written = self._as_read(name, value) if isinstance(value, str) else value.item()
+            display.prose(
+                f"Others to see: {text}. Write, say, `.of({name}={written!r})` before `.explore`."
+            )
+        return self.of(**chosen)
 
     def caption(self) -> str:
         """What is shown and what was chosen, in words; of one machine alone also which."""
@@ -329,8 +347,9 @@ class Rows(pd.DataFrame):
             known = ", ".join(self._as_read(name, v) for v in self._ordered(name, there))
             kept = ", ".join(f"{n} = {self._as_read(n, v)}" for n, v in self._kept.items())
             where = f" of those with {kept}" if kept else ""
+            wanted = values[recorded.index(absent[0])]
             raise NoRowsError(
-                f"no row{where} has {name} = {absent[0]!r}; there are {known or 'none at all'}"
+                f"no row{where} has {name} = {wanted!r}; there are {known or 'none at all'}"
             )
         return self[keep]
 
@@ -535,43 +554,6 @@ class Rows(pd.DataFrame):
             "caption": caption, "name": options.get("name") or "-".join(words[:8]),
             "note": options.get("note"), "machines": self._machines,
         }  # fmt: skip
-
-
-class Explorer:
-    """Any picture of rows with a menu a column; where nobody can choose, its first view.
-
-    The first view is of the first choices that have rows together.
-    """
-
-    def __init__(self, rows: Rows, menus: Sequence[str]) -> None:
-        self._rows, self._menus = rows, menus
-
-    def __getattr__(self, verb: str) -> Callable[..., None]:
-        draw = getattr(Rows, verb)
-        rows, menus = self._rows, self._menus
-
-        def show(*args: Any, **options: Any) -> None:
-            def view(**chosen: Any) -> None:
-                try:
-                    draw(rows.of(**chosen), *args, **{"name": f"{verb}-explored"} | options)
-                except NoRowsError as error:  # not every combination was measured
-                    display.prose(f"Nothing to show: {error}.")
-
-            values = {name: rows._ordered(name, rows[name].unique()) for name in menus}
-            choices = {
-                name: [rows._as_read(name, v) if isinstance(v, str) else v for v in listed]
-                for name, listed in values.items()
-            }
-            there = rows[rows._has_figures()][list(menus)].dropna()
-            at = there.apply(lambda column: column.map(values[column.name].index).astype(int))
-            for first in at.sort_values(list(menus)).head(1).to_dict("records"):
-                view.__signature__ = Signature(  # type: ignore[attr-defined]
-                    [Parameter(str(name), Parameter.KEYWORD_ONLY, default=choices[str(name)][n])
-                     for name, n in first.items()]
-                )  # fmt: skip
-            display.explore(view, **choices)
-
-        return show
 
 
 def study(name: str, shown: str | None = None) -> Rows:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 from tqdm import tqdm
 
 FILE = "FUSEDLIB_PROGRESS"
+# transformers asks tqdm for a widget; a bar of text is all that a notebook needs.
+warnings.filterwarnings("ignore", "IProgress not found")
 
 
 class Progress:

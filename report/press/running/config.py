@@ -9,15 +9,13 @@ from typing import Any
 
 from fusedlib.bench import machine
 from measure.recording import paths
+from measure.study import PROFILES
 
-PROFILES = ("quick", "full")
 AUTO = "auto"
 # Name of the executed frame beside the studies.
 FRAME = "report"
 DETAILS = "_details"
 """Ends the name of a notebook in `report/sections`, which shows what only the appendix needs."""
-STATIC = "FUSEDLIB_STATIC"
-"""Set by the runner: no reader is there to move a widget."""
 # The published tables were measured on a card of 80 GB; their largest size needs that much.
 FULL_MEMORY_BYTES = 80e9
 _TEXTS = "name", "title", "question"

@@ -21,6 +21,12 @@ TERMINATE_S = 2.0
 QUICK_EXIT = "--IPKernelApp.exec_lines=__import__('atexit').register(__import__('os')._exit, 0)"
 """Argument of a kernel that ends after what Python runs at exit: taking modules such as torch apart
 afterwards takes a second. What is registered first runs last."""
+ALL_OUTPUTS = (
+    "--IPKernelApp.exec_lines=(lambda iopub: iopub.schedule(lambda: iopub.socket.setsockopt("
+    "__import__('zmq').SNDHWM, 0)))(get_ipython().kernel.iopub_thread)"
+)
+"""Argument of a kernel that keeps outputs until they are read; of more than a thousand that wait
+ZeroMQ drops what comes next."""
 # Unix domain sockets take paths of about a hundred characters.
 _LONGEST_FOLDER = 70
 

@@ -1,29 +1,23 @@
 """What a notebook is run with: the knobs that its cell tagged `parameters` declares, and its sizes.
 
-A knob's line reads `name: type = default  # help`. Of a notebook that measures, the cell declares
-one more, the table `sizes`: every size of its study that is no knob, and the profile.
+Of a notebook that measures, the cell declares one more, the table `sizes`: what is set of its
+study's sizes, and the profile.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import nbformat
-from papermill.translators import PythonTranslator
 
 from measure import study as studies
+from press.knobs import PROFILE, SIZES, TYPES, Knob, declared
 from press.running.config import ConfigError, Study, listed
 
-TAG, SIZES, PROFILE = "parameters", "sizes", "profile"
-TYPES: dict[str, Any] = {
-    "bool": bool, "int": int, "float": float, "str": str,
-    "list[bool]": list[bool], "list[int]": list[int], "list[float]": list[float],
-    "list[str]": list[str],
-}  # fmt: skip
-"""Types of knobs that are no sizes."""
+TAG = "parameters"
 
 
-def knobs(study: Study) -> dict[str, Any]:
-    """What a notebook's cell declares, by name, as papermill reads it.
+def knobs(study: Study) -> dict[str, Knob]:
+    """What a notebook's cell declares, by name.
 
     Raises:
         ConfigError: it is no notebook, not one cell is tagged, or a line has no known type.
@@ -38,36 +32,27 @@ def knobs(study: Study) -> dict[str, Any]:
         raise ConfigError(
             f"{study.notebook}: {count} cells carry the tag '{TAG}'; exactly one must"
         )
-    declared = {one.name: one for one in PythonTranslator.inspect(tagged[0])}
-    for name, one in declared.items():
-        if one.inferred_type_name not in TYPES and not (name == SIZES and study.measure):
+    found = declared(tagged[0].source)
+    for name, one in found.items():
+        if one.kind is None or (one.kind is dict) > (name == SIZES and bool(study.measure)):
             raise ConfigError(
                 f"{study.notebook}: parameters cell: {name} must read `name: type = default  "
                 f"# help`, the type one of {listed(sorted(TYPES))}"
             )
-    return declared
+    return found
 
 
-class Parameter(NamedTuple):
-    """A parameter that may be set: its type with bounds, its default as Python, and its meaning."""
-
-    kind: Any
-    default: str
-    help: str
-
-
-def settable(study: Study) -> dict[str, Parameter]:
+def settable(study: Study) -> dict[str, Knob]:
     """What may be set of a notebook, by name: all sizes of its study, and knobs that are none."""
     parameters = {
-        name: Parameter(TYPES[knob.inferred_type_name], knob.default, knob.help)
-        for name, knob in knobs(study).items()
-        if knob.inferred_type_name in TYPES and name != PROFILE
+        name: knob for name, knob in knobs(study).items()
+        if knob.kind is not dict and name != PROFILE
     }  # fmt: skip
     if study.measure:
         sizes = studies.declared(study.measure).sizes
         for name, size in sizes.model_fields.items():
             kind, meaning = sizes.kinds()[name], size.description or ""
-            parameters[name] = Parameter(kind, repr(size.default), meaning)
+            parameters[name] = Knob(kind, repr(size.default), meaning)
     return parameters
 
 
@@ -111,10 +96,11 @@ def _require_known(names: Collection[str], known: Collection[str], where: str = 
 
 
 def _injected(part: Study, values: dict[str, Any]) -> dict[str, Any]:
-    """The knobs among these values, and a table of all others; its cases are listed for a check."""
+    """The knobs among these values, and a table of all sizes; its cases are listed for a check."""
+    injected = {name: value for name, value in values.items() if name in knobs(part)}
     if not part.measure:
-        return values
-    study, own = studies.declared(part.measure), knobs(part)
-    study.plan(study.sized({k: v for k, v in values.items() if k in study.sizes.model_fields}))
-    injected = {name: value for name, value in values.items() if name in own}
-    return {**injected, SIZES: {k: v for k, v in values.items() if k not in own}}
+        return injected
+    study = studies.declared(part.measure)
+    sizes = {name: value for name, value in values.items() if name in study.sizes.model_fields}
+    study.plan(study.sized(sizes))
+    return {**injected, SIZES: {PROFILE: values[PROFILE], **sizes}}

@@ -23,11 +23,13 @@ from measure.recording.files import write_whole
 from measure.recording.progress import FILE as PROGRESS
 from press import replay
 from press.running import fingerprint, kernel, parameters
-from press.running.config import FRAME, STATIC, Study
+from press.running.config import FRAME, Study
 from press.running.monitor import Monitor
 from press.running.products import METADATA, check_writable, copy_path, read_metadata
 from press.variables import environment
 
+OUTPUTS_S = 86_400
+"""How long outputs may take to be read after their cell has ended; none is lost on the way."""
 _PYTHON = {"kernel_name": "python3", "language": "python"}
 
 
@@ -149,7 +151,6 @@ def _attempt(
     """Status, error and interrupt of a run. Papermill's own record of these is not to be trusted:
     after a dead kernel it reads `completed`."""
     variables = {
-        STATIC: "1",
         PROGRESS: str(session.progress_file),
         "FRESH": "1" if fresh else None,
         "IPYTHONDIR": str(session.folder / "ipython"),  # a profile of its own
@@ -171,7 +172,8 @@ def _attempt(
                     km=session.manager, resources={"metadata": {"path": str(job.notebook.parent)}},
                     on_notebook_start=session.started, on_cell_execute=session.started_cell,
                     coalesce_streams=True, record_timing=False,
-                    extra_arguments=[kernel.QUICK_EXIT],
+                    extra_arguments=[kernel.QUICK_EXIT, kernel.ALL_OUTPUTS],
+                    iopub_timeout=OUTPUTS_S,
                 )  # fmt: skip
         finished = True
     except KeyboardInterrupt as stop:
