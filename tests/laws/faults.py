@@ -67,6 +67,9 @@ QKV: Faults = {
     "v left out of d_x": ("range(0, q_blocks + k_blocks + v_blocks)",
                           "range(0, q_blocks + k_blocks)"),
     "v's gradient in k's place": ("tl.where(is_k, d_w_k, d_w_v)", "tl.where(is_k, d_w_k, d_w_k)"),
+    "k by v's weight in d_x": ("w_k, w_v))\n        depth", "w_v, w_v))\n        depth"),
+    "biases left out": ("inputs, width, BIASED,", "inputs, width, False,"),
+    "last token left out of d_W": ("tile, tokens, width", "tile, tokens - 1, width"),
 }  # fmt: skip
 
 NORM: Faults = {

@@ -72,6 +72,7 @@ class Operation:
         casts: under autocast operands are cast, as a linear layer's.
         bound: how far an element of a result or gradient may be off, of `bounds`.
         refused: settings that are errors.
+        dense: so are sparse and nested operands.
         public: checks its operands, and has registered operators; or part of a patched model.
         exceptions: laws that do not hold, by a part of their name, and why.
     """
@@ -95,6 +96,7 @@ class Operation:
     casts: bool = False
     bound: Callable[..., bounds.Bounds] | None = None
     refused: tuple[dict[str, Any], ...] = ()
+    dense: bool = False
     public: bool = True
     exceptions: dict[str, str] = field(default_factory=dict)
 
@@ -219,12 +221,15 @@ def linear(call: Callable[..., Tensor], apart: int | None = None) -> Operation:
     )  # fmt: skip
 
 
+NEVER_JOINED = {"qkv_joined_elements": 0}
+
+
 def of_each(call: Callable[..., Any]) -> Callable[..., Any]:
     """Of x by the weights of q, k and v, with their biases."""
-    return lambda x, **given: call(x, *([given[f"{kind}_{n}"] for n in "qkv"] for kind in "wb"))
+    return lambda x, **given: call(x, *([given.get(f"{kind}_{n}") for n in "qkv"] for kind in "wb"))
 
 
-def projections(library: ModuleType, **more: Any) -> Operation:
+def projections(library: ModuleType, *, biased: bool = True, **more: Any) -> Operation:
     """q, k and v of one x."""
     call = import_module(f"{library.__name__}.ops.qkv.function").projections
     vectors = {"b_q": Operand("q"), "b_k": Operand("k"), "b_v": Operand("k")}
@@ -232,17 +237,17 @@ def projections(library: ModuleType, **more: Any) -> Operation:
     return Operation(
         call=of_each(call),
         plain=of_each(lambda x, *given: tuple(map(partial(plain_linear, x), *given))),
-        operands={"x": Operand("t h")} | matrices | vectors,
+        operands={"x": Operand("t h")} | matrices | (vectors if biased else {}),
         outputs={"q": "t q", "k": "t k", "v": "t k"}, casts=True, public=False,
         sizes={"t": 37, "h": 48, "q": 80, "k": 16},
         gpu_sizes={"t": 37, "h": 896, "q": 896, "k": 128},
-        more_sizes=({"t": 1}, {"t": 64}, {"t": 65}),
+        more_sizes=({"t": 1}, {"t": 64}, {"t": 65}, {"t": 260}),
         more_gpu_sizes=(
             *({"t": t} for t in (1, 64, 65, 700)), {"t": 70, "h": 80, "q": 144, "k": 48},
             {"t": 300, "h": 2048, "q": 2048, "k": 512},
         ),
         reads={"x": "w_q w_k w_v", **dict.fromkeys(matrices, "x")},
-        exceptions={"batched_gradients": "torch's batched gradients know no flatten"}, **more,
+        exceptions={"batched_gradients": "kernels read memory, which these have not"}, **more,
     )  # fmt: skip
 
 
@@ -271,15 +276,18 @@ def rms_norm(ours: Callable[..., Any], names: str, width: int = 43, **settings: 
         sizes={"t": 37, "h": width}, gpu_sizes={"t": 1111, "h": width * 50}, more_sizes=widths,
         huge_gpu_sizes={"t": 2**20 + 33, "h": 2112},
         more_gpu_sizes=({"t": 2048, "h": 1024}, {"t": 2049, "h": 1024}, {"t": 3, "h": 8193},
-                        {"t": 4097, "h": 64}, {"t": 1, "h": 16384}),
+                        {"t": 4097, "h": 64}, {"t": 1, "h": 16384}, {"t": 550, "h": 8192},
+                        {"t": 280, "h": 32768}),
         tuning={"norm_tile": 128, "norm_widest": 128}, keeps=("t",), keeps_fp32=True,
         reads=dict.fromkeys(names.split(), f"{'s' if residual else 'x'} weight"),
-        refused=({"cast": "gpt"}, {"eps": "1"}),
+        refused=({"cast": "gpt"}, {"eps": "1"}), dense=True,
     )  # fmt: skip
 
 
-def rope(call: Callable[..., Any], *, at_positions: bool = False, width: int = 0) -> Operation:
-    """By tables of angles that all differ; at positions of a longer table."""
+def rope(
+    call: Callable[..., Any], *, at_positions: bool = False, width: int = 0, learned: bool = False
+) -> Operation:  # fmt: skip
+    """By tables of angles that all differ, maybe learned; at positions of a longer table."""
 
     def plain(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Any = None) -> Any:
         if positions is not None:
@@ -289,9 +297,13 @@ def rope(call: Callable[..., Any], *, at_positions: bool = False, width: int = 0
 
     def table(of: Callable[[Tensor], Tensor]) -> Operand:
         rows = "l r" if at_positions else "b t r"
-        return constant(rows, lambda t: of(torch.arange(t.numel()) * 0.37).view_as(t))
+        made = constant(rows, lambda t: of(torch.arange(t.numel()) * 0.37).view_as(t))
+        return replace(made, learned=learned)
 
-    operands = {"q": Operand("b n t d"), "k": Operand("b m t d")}
+    def as_projected(normal: Tensor, _: Sizes) -> Tensor:
+        return normal.transpose(1, 2).contiguous().transpose(1, 2)
+
+    operands = {"q": Operand("b n t d", as_projected), "k": Operand("b m t d", as_projected)}
     operands |= {"cos": table(torch.cos), "sin": table(torch.sin)}
     operands |= {"positions": indices("t", below="l")} if at_positions else {}
     wide, settings = ("w", {"width": width}) if width else ("d", {})
@@ -308,9 +320,10 @@ def rope(call: Callable[..., Any], *, at_positions: bool = False, width: int = 0
             "b": 1, "n": 32, "m": 1, "t": 2**20 + 33, "d": 66, "r": 66,
         },
         sizes=heads | {"n": 6, "t": 19, "l": 50}, gpu_sizes=heads | {"n": 14, "t": 129, "l": 200},
-        more_sizes=({"t": 1}, {"b": 1, "n": 1}, {} if width else {"d": 66, "r": 66}),
+        more_sizes=({"t": 1}, {"b": 1, "n": 1}, {} if width else {"d": 66, "r": 66},
+                    {"n": 8, "m": 4, "t": 5}),
         tuning={"rope_pairs": 256}, reads=dict.fromkeys("qk", "cos sin positions"),
-        refused=({"width": 4}, {"width": "16"}, {"width": True}),
+        refused=({"width": 4}, {"width": "16"}, {"width": True}), dense=True,
         exceptions={"written_to": "wider results are views of a Function"} if width else {},
     )  # fmt: skip
 
@@ -352,7 +365,7 @@ def loss(
         # By token statistics, weights and losses; else the gradients, that of a half's W in fp32,
         # and which tokens count.
         keeps=("10t", "v") if by_token else ("t h", "v h", "v", "t", ""), keeps_fp32=True,
-        refused=({"ignore_index": 1.5}, {"softcap": 0.0}),
+        refused=({"ignore_index": 1.5}, {"softcap": 0.0}), dense=True,
     )  # fmt: skip
 
 
@@ -433,12 +446,15 @@ def more_calls(library: ModuleType) -> dict[str, Operation]:
         ),
         "exact geglu_mlp": gated(exact_geglu, exact_plain, packed=True, save="input"),
         "swiglu of a pair": gated(library.swiglu, reference.swiglu, down=False, save="input"),
-        "q, k and v joined": projections(library, tuning={"qkv_joined_elements": 0}),
+        "q, k and v apart": projections(library, tuning=NEVER_JOINED, gpu_tuning=NEVER_JOINED),
+        "q, k and v without biases": projections(library, biased=False),
         "linear with rows far apart": linear(library.linear, 0),
         "linear with terms far apart": linear(library.linear, 1),
         "rms_norm of x alone": norm("x"),
+        "rms_norm of a sum alone": norm("x residual"),
         "rms_norm, litgpt's of a sum": norm("x weight residual", cast="litgpt"),
         "rms_norm of a wide sum": norm("x weight residual", 300),
+        "rope by tables that learn": replace(rope(library.rope, learned=True), bound=None),
         "mean loss, plain": xent(PLAIN),
         "summed loss": xent(EVERY, **ALL, reduction="sum"),
         "loss by token, plain": xent(PLAIN, reduction="none"),
@@ -463,6 +479,8 @@ def more_calls(library: ModuleType) -> dict[str, Operation]:
             library.Linear(1, 1), {"weight": "weight", "bias": "bias"}, "x")),
         "RMSNorm": replace(norm("x weight residual"), call=of_module(
             library.RMSNorm(1), {"weight": "weight"}, "x residual")),
+        "RMSNorm without a weight": replace(norm("x"), call=of_module(
+            library.RMSNorm(1, elementwise_affine=False), {}, "x")),
         "LinearCrossEntropyLoss": replace(xent(EVERY, **ALL), call=of_module(
             library.LinearCrossEntropyLoss(**ALL, class_weights=torch.ones(1)),
             {"class_weights": "class_weights"}, "hidden weight target bias token_weights")),

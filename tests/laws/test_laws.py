@@ -42,7 +42,7 @@ from interpreter import BACKEND, INTERPRETED
 OPERATIONS = operations.operations(fusedlib)
 CALLS = OPERATIONS | operations.more_calls(fusedlib)
 PUBLIC = {name: each for name, each in OPERATIONS.items() if each.public}
-PLAIN = pytest.mark.plain
+PLAIN, HALF = pytest.mark.plain, "bfloat16"
 
 
 class Case:
@@ -382,22 +382,50 @@ def test_operands_of_any_strides(case, layout):
 @PLAIN
 @of(OPERATIONS)
 def test_no_tokens(operation, device):
-    case = Case(operation, device, t=0)
-    shapes = [shape_of(letters, case.sizes) for letters in operation.outputs.values()]
-    assert [y.shape for y in case.results().values()] == shapes
-    for leaf, gradient in zip(case.leaves.values(), case.step()[len(shapes) :], strict=True):
-        assert gradient.shape == leaf.shape and not gradient.any()
+    """Or no sequences."""
+    for letter in {"t", "b"} & operation.sizes.keys():
+        case = Case(operation, device, **{letter: 0})
+        shapes = [shape_of(letters, case.sizes) for letters in operation.outputs.values()]
+        assert [y.shape for y in case.results().values()] == shapes
+        for leaf, gradient in zip(case.leaves.values(), case.step()[len(shapes) :], strict=True):
+            assert gradient.shape == leaf.shape and not gradient.any()
 
 
 @PLAIN
 @of({n: o for n, o in OPERATIONS.items() if next(iter(o.operands.values())).shape[0] == "t"})
 def test_tokens_in_several_dimensions(operation, device):
+    """Or one token without a dimension."""
     case, deep = Case(operation, device, t=12), lambda t: t.unflatten(0, (2, 3, 2))
     tokens = {n: t for n, t in case.operands.items() if operation.operands[n].shape[0] == "t"}
     laid = [{n: deep(t) if t.ndim else t for n, t in of.items()} for of in (case.upstream, tokens)]
     found, flat = case.step(laid[0], **laid[1]), case.step()
     assert all(y.shape[:3] == (2, 3, 2) for y in found[: len(operation.outputs)] if y.ndim)
     assert close([t.reshape(w.shape) for t, w in zip(found, flat, strict=True)], flat)
+    found, flat = (
+        case.step({n: t[at] if t.ndim else t for n, t in case.upstream.items()},
+                  **{n: t[at] for n, t in tokens.items()})
+        for at in (1, slice(1, 2))
+    )  # fmt: skip
+    assert close([t.reshape(w.shape) for t, w in zip(found, flat, strict=True)], flat)
+
+
+OWN_DTYPES = {
+    name: each for name, each in CALLS.items()
+    if HALF in each.dtypes and any(operand.own_dtype for operand in each.operands.values())
+}  # fmt: skip
+
+
+@PLAIN
+@of(OWN_DTYPES)
+def test_operands_of_a_dtype_of_their_own(operation, device):
+    """In fp32 where the first is in half precision; results have the dtypes of PyTorch's."""
+    case = Case(operation, device, HALF)
+    own = {n: t.detach().float().requires_grad_(t.requires_grad)
+           for n, t in case.operands.items() if operation.operands[n].own_dtype}  # fmt: skip
+    case = case.with_operands(**own)
+    found, plain = (case.results(call) for call in (None, operation.plain))
+    assert [y.dtype for y in found.values()] == [y.dtype for y in plain.values()]
+    assert misses(case) == []
 
 
 # --- autograd ------------------------------------------------------------------------------------
@@ -425,6 +453,18 @@ HOLD = {
 @of(OPERATIONS)
 def test_gradients(case, holds):
     holds(*case)
+
+
+@PLAIN
+@of({name: each for name, each in CALLS.items() if len(each.outputs) > 1})
+def test_gradients_of_one_result_alone(case):
+    """Are those where nothing flows back to the others, or zeros do."""
+    leaves, count = [*case.leaves.values()], len(case.operation.outputs)
+    for name, up in case.upstream.items():
+        zeros = {n: torch.zeros_like(t) for n, t in case.upstream.items()}
+        wanted = case.step(zeros | {name: up})[count:]
+        y = case.results()[name]
+        assert close(grad(y, leaves, up, allow_unused=True, materialize_grads=True), wanted)
 
 
 @PLAIN
@@ -693,9 +733,15 @@ def test_operators_are_registered_as_torch_wants_them(case):
 @pytest.mark.gpu
 @of(OPERATIONS)
 def test_a_cuda_graph_replays_what_a_call_gives(operation):
+    """Also of operands, and of what flows back, that were written to since."""
     case = Case(operation, "cuda")
+
+    def change() -> None:
+        for t in (*case.operands.values(), *case.upstream.values()):
+            t.mul_(-0.5) if t.is_floating_point() else t.copy_(t.flip(0))
+
     with tuned(operation):
-        checks.check_cuda_graph(case.step, lambda: next(iter(case.leaves.values())).mul_(-0.5))
+        checks.check_cuda_graph(case.step, change)
 
 
 @pytest.mark.gpu
@@ -775,6 +821,9 @@ def wrong_operands(case: Case) -> Iterator[tuple[str, str, Any]]:
         t = case.operands[name].detach()
         yield name, "no tensor", [1.0]
         yield name, "another device", t.to("meta")
+        if case.operation.dense:
+            yield name, "sparse", t.to_sparse()
+            yield name, "nested", torch.nested.nested_tensor([t.float()])
         yield name, "another kind of number", t.long() if name in floating else t.float()
         if name in alike[1:]:
             yield name, "another dtype", t.double()

@@ -95,11 +95,11 @@ class Projections(DirectFunction):
         """The gradients of x, the weights and the biases, each if it is wanted."""
         x, *weights = saved_operands(ctx)
         wants_x, *wanted = ctx.needs_input_grad
-        d_biases = [
-            dy.flatten(0, -2).sum(0) if wants and dy is not None else None
-            for wants, dy in zip(wanted[3:], upstream, strict=True)
-        ]
         matrices = [None if dy is None else dy.reshape(-1, dy.shape[-1]) for dy in upstream]
+        d_biases = [
+            dy.sum(0) if wants and dy is not None else None
+            for wants, dy in zip(wanted[3:], matrices, strict=True)
+        ]
         d_rows, *d_weights = gradients(
             x if x is None else x.reshape(-1, x.shape[-1]), weights, matrices, wants_x, wanted[:3]
         )
