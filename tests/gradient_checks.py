@@ -190,6 +190,16 @@ def check_repeated(compute: Function, leaves: Named, upstream: Tensor) -> None:
         grad(y, own, upstream)
 
 
+def check_accumulated(compute: Function, leaves: Named, upstream: Tensor) -> None:
+    """`.grad` is what backward gives, and twice that after another call's."""
+    own = copied(leaves)
+    wanted = grad(compute(**own), [*own.values()], upstream)
+    for times in (1, 2):
+        compute(**own).backward(upstream)
+        assert close([t.grad for t in own.values()], [t * times for t in wanted])
+        assert not any(t.grad.requires_grad for t in own.values())
+
+
 def check_checkpointed(compute: Function, leaves: Named, upstream: Tensor) -> None:
     wanted = results_of(compute, leaves, upstream)[1:]
 

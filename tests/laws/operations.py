@@ -331,6 +331,14 @@ def rope(
 # --- the loss, and log-probabilities -------------------------------------------------------------
 
 
+NO_POLICY = {"temperature": 0}, {"temperature": torch.nan}, {"temperature": "hot"}
+NO_LOSS = (
+    {"label_smoothing": "a"}, {"label_smoothing": 1.5}, {"label_smoothing": torch.nan},
+    {"z_loss": None}, {"z_loss": -1.0}, {"reduction": "avg"},
+    *({"memory": budget} for budget in ("most", 0, True, 1.5e9, None)),
+)  # fmt: skip
+
+
 def loss(
     call: Callable[..., Any], names: str,
     plain: Callable[..., Any] = reference.linear_cross_entropy, *, learns: str = "",
@@ -360,12 +368,19 @@ def loss(
         more_sizes=({"t": 1}, {"v": 1}, {"v": 2}, {"h": 1}, {"t": 16, "v": 64}),
         more_gpu_sizes=(
             {"t": 1}, {"v": 1}, {"v": 128256, "t": 65}, {"t": 512, "h": 2048, "v": 32000},
+            {"t": 517, "h": 384, "v": 1003}, {"t": 33, "h": 77, "v": 16385},
+            {"t": 1030, "h": 16, "v": 16},
         ),
         reads=dict.fromkeys(names.split(), names if by_token else ""),
         # By token statistics, weights and losses; else the gradients, that of a half's W in fp32,
         # and which tokens count.
         keeps=("10t", "v") if by_token else ("t h", "v h", "v", "t", ""), keeps_fp32=True,
-        refused=({"ignore_index": 1.5}, {"softcap": 0.0}), dense=True,
+        gpu_tuning={"loss_logits_bytes": 2**22},
+        refused=(
+            *({"ignore_index": number} for number in (1.5, True, 2**70, -(2**63) - 1)),
+            {"softcap": 0.0}, {"softcap": "a"}, *(NO_POLICY if "tokens" in operands else NO_LOSS),
+        ),
+        dense=True,
     )  # fmt: skip
 
 
@@ -466,6 +481,7 @@ def more_calls(library: ModuleType) -> dict[str, Operation]:
         "classes that differ": xent(f"{PLAIN} class_weights", label_smoothing=0.3, z_loss=1e-2),
         "tokens' weights that learn": xent(f"{PLAIN} token_weights", learns="token_weights"),
         "log_probs, plain": log_probs(library, "hidden weight tokens"),
+        "log_probs, a token ignored": log_probs(library, "hidden weight tokens", ignore_index=2),
         "loss and accuracy": replace(
             loss(library.linear_cross_entropy_and_accuracy, PLAIN, with_accuracy),
             outputs={"loss": "", "accuracy": ""}, dtypes=FP32, sizes={"t": 13, "h": 8, "v": 5},

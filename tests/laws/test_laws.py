@@ -298,7 +298,7 @@ SCALES = {"faint": 2.0**-30, "small": 2.0**-13, "large": 2.0**13}
 
 @PLAIN
 @pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES.keys())
-@of(OPERATIONS)
+@of(OPERATIONS | {n: CALLS[n] for n in CALLS if n.endswith(", plain")})
 def test_numbers_far_from_one(operation, device, scale):
     """The first operand's. bf16 and fp32 have the range; what overflows in PyTorch may here."""
     wanted = [dtype for dtype in operation.dtypes if dtype != "float16"]
@@ -443,6 +443,7 @@ def right_or(words: str) -> Iterator[None]:
 HOLD = {
     "of each subset of operands": checks.check_subsets,
     "again": checks.check_repeated,
+    "accumulated": checks.check_accumulated,
     "checkpointed": checks.check_checkpointed,
     "switched off": lambda compute, leaves, _: checks.check_no_grad(compute, leaves),
 }
