@@ -247,7 +247,7 @@ def projections(library: ModuleType, *, biased: bool = True, **more: Any) -> Ope
             {"t": 300, "h": 2048, "q": 2048, "k": 512},
         ),
         reads={"x": "w_q w_k w_v", **dict.fromkeys(matrices, "x")},
-        exceptions={"batched_gradients": "kernels read memory, which these have not"}, **more,
+        **more,
     )  # fmt: skip
 
 

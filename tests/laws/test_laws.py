@@ -29,7 +29,7 @@ from copied import library_with
 from hypothesis import strategies
 from operations import Named, Operation, shape_of
 from torch import Tensor
-from torch.autograd import grad
+from torch.autograd import forward_ad, grad
 from torch.autograd.graph import saved_tensors_hooks
 
 import fusedlib
@@ -633,6 +633,18 @@ def test_batched_gradients_are_right_or_refused(case):
     with right_or("no batched gradients"):
         batched = grad(y, own, torch.stack([upstream, upstream]), is_grads_batched=True)
         assert close([t for pair in batched for t in pair], [t for t in wanted for _ in "12"])
+
+
+@of(OPERATIONS)
+def test_tangents_of_gradients_are_right_or_refused(case):
+    """Where forward did not see them: gradients are linear in what flows back."""
+    compute, leaves, upstream = case
+    own, y = [*leaves.values()], compute(**leaves)
+    wanted = grad(y, own, upstream, retain_graph=True)
+    with forward_ad.dual_level(), right_or("no tangents"):
+        gradients = grad(y, own, forward_ad.make_dual(upstream, 2 * upstream))
+        found = [forward_ad.unpack_dual(t).tangent for t in gradients]
+        assert close(found, [2 * t for t in wanted])
 
 
 @PLAIN

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fusedlib.launch.device import has_kernels
-from fusedlib.launch.first_order import outside_autocast
+from fusedlib.launch.first_order import is_transformed_gradient, outside_autocast
 from fusedlib.launch.internals import is_transformed
 from fusedlib.launch.operator import DirectFunction
 from fusedlib.launch.saved import save_operands, saved_operands
@@ -122,7 +122,12 @@ def gradients(
         wants_weights: d_W of each is.
     """
     every = wants_x and all(wants_weights) and all(dy is not None for dy in upstream)
-    if every and _has_few_tokens(x) and not torch.is_grad_enabled():
+    if (
+        every
+        and _has_few_tokens(x)
+        and not torch.is_grad_enabled()
+        and not any(is_transformed_gradient(dy) for dy in upstream if dy is not None)
+    ):
         few: tuple[Tensor | None, ...] | None = _few_tokens().gradients(x, weights, upstream)
         if few is not None:
             return few
