@@ -8,10 +8,12 @@ on a GPU.
 operation. `@PLAIN` if it holds of plain PyTorch too; `@of(CALLS)` for all settings and modules.
 """
 
+import gc
 import math
 import random
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -278,19 +280,20 @@ def test_results_and_gradients_at_the_borders_of_routes(operation, sizes, device
 @PLAIN
 @of(OPERATIONS)
 @hypothesis.settings(
-    max_examples=4, deadline=None, derandomize=True, database=None,
+    max_examples=4 if ON == "cpu" else 40, deadline=None, derandomize=True, database=None,
     phases=[hypothesis.Phase.generate], suppress_health_check=[*hypothesis.HealthCheck],
 )  # fmt: skip
 @hypothesis.given(data=strategies.data())
 def test_results_and_gradients_at_drawn_sizes(operation, device, data):
-    """Up to half more than usual; widths of heads stay what rope can turn."""
+    """Up to half more than usual, in any dtype; widths of heads stay what rope can turn."""
     usual = operation.gpu_sizes if device == "cuda" else operation.sizes
     step = operation.size_multiple
     sizes = {
         letter: step * data.draw(strategies.integers(1, size * 3 // 2 // step), label=letter)
         for letter, size in usual.items() if letter not in "drw"
     }  # fmt: skip
-    assert wrong(Case(operation, device, **sizes)) == []
+    dtypes = operation.dtypes if device == "cuda" else operation.dtypes[:1]
+    assert wrong(Case(operation, device, data.draw(strategies.sampled_from(dtypes)), **sizes)) == []
 
 
 SCALES = {"faint": 2.0**-30, "small": 2.0**-13, "large": 2.0**13}
@@ -345,6 +348,18 @@ def test_calls_of_all_settings_interleaved_give_what_each_gives_alone(device):
     for seed in range(1 if INTERPRETED else 3):
         for name, call in random.Random(seed).sample(calls, len(calls)):
             assert same(call(), alone[name]), name
+
+
+@of(OPERATIONS)
+def test_lengths_one_after_another_give_what_each_gives_alone(operation, device):
+    """What was prepared for one serves no other wrongly: of one, of a multiple of 16, of any."""
+    usual = Case(operation, device).sizes["t"]
+    cases = [Case(operation, device, t=t) for t in (usual, 16, usual + 1, 1)]
+    after = [case.step() for case in cases]
+    for case, found in zip(cases, after, strict=True):
+        tuning.forget()  # of one token that is ignored the loss is NaN
+        both = ([t.nan_to_num() for t in each] for each in (case.step(), found))
+        assert same(*both), case.sizes
 
 
 # --- operands of any layout and size -------------------------------------------------------------
@@ -471,10 +486,39 @@ def test_gradients_of_one_result_alone(case):
 @PLAIN
 @of(OPERATIONS)
 def test_kept_tensors_may_go_elsewhere_and_come_back(case):
-    """As activations offloaded to another memory do."""
-    wanted = case.step()
+    """As activations offloaded to another memory do; those that stay are not written over."""
+    wanted, kept = case.step(), []
     with saved_tensors_hooks(lambda t: t.detach().to("cpu").clone(), lambda t: t.to(case.device)):
         assert close(case.step(), wanted)
+    with saved_tensors_hooks(lambda t: kept.append((t, t.detach().clone())) or t, lambda t: t):
+        assert same(case.step(), wanted)
+    assert all(torch.equal(t, before) for t, before in kept)
+
+
+@PLAIN
+@of(OPERATIONS)
+def test_each_gradient_has_memory_of_its_own(case):
+    """It may be written to, as by who clips it in place."""
+    compute, leaves, upstream = case
+    compute(**leaves).backward(upstream)
+    for name, leaf in leaves.items():
+        others = [t.grad for other, t in leaves.items() if other != name]
+        before = [t.clone() for t in (*others, upstream)]
+        leaf.grad.add_(1)
+        assert same((*others, upstream), before), name
+
+
+@PLAIN
+@of(OPERATIONS)
+def test_nothing_outlives_a_call(operation, device):
+    case = Case(operation, device)
+    case.step()
+    operands = {n: t.detach().clone().requires_grad_(n in case.leaves)
+                for n, t in case.operands.items()}  # fmt: skip
+    found, watched = case.step(**operands), [weakref.ref(t) for t in operands.values()]
+    del operands
+    gc.collect()
+    assert not any(operand() is not None for operand in watched) and found
 
 
 @of(OPERATIONS)
@@ -623,6 +667,18 @@ def test_a_penalty_s_backward_is_right_or_refused(operation, device):
 @of(OPERATIONS)
 def test_transforms_of_torch_func_and_forward_mode(operation, device):
     checks.check_transforms(*Case(operation, device, "float32"), by_row=False)
+
+
+@of(OPERATIONS)
+def test_a_tensor_that_a_transform_left_over(case):
+    """Its wrapper is dead: it has no address of its own."""
+    left: list[Tensor] = []
+    name, leaf = next(iter(case.leaves.items()))
+    torch.func.grad(lambda t: (left.append(t * 1), t.sum())[1])(leaf.detach())
+    wanted = case.results()
+    for mode in (nullcontext, torch.no_grad):
+        with mode():
+            assert same(case.results(**{name: left[0]}).values(), wanted.values())
 
 
 @of(OPERATIONS)
@@ -902,6 +958,12 @@ def test_a_fault_is_noticed(names, file, right, fault, device, tmp_path):
     with library_with(file, right, fault, tmp_path) as broken:
         table = operations.operations(broken) | operations.more_calls(broken)
         assert any(is_noticed(table[name], device, broken) for name in names)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("names", "file", "right", "fault"), each_fault(faults.ON_GPU))
+def test_a_fault_on_a_card_is_noticed(names, file, right, fault, tmp_path):
+    test_a_fault_is_noticed(names, file, right, fault, "cuda", tmp_path)
 
 
 @pytest.mark.gpu
