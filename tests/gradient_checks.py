@@ -6,7 +6,7 @@ them with theirs; `misses` is the one tolerance rule.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from itertools import combinations, product
+from itertools import product
 
 import pytest
 import torch
@@ -124,33 +124,6 @@ def copied(leaves: Named) -> Named:
     return {name: t.detach().requires_grad_() for name, t in leaves.items()}
 
 
-LAYOUTS = {
-    "transposed": lambda t: t.mT.contiguous().mT,
-    "rows of a wider matrix": lambda t: torch.cat([t, -t], dim=-1)[:, : t.shape[-1]],
-    "every other": lambda t: torch.stack([t, -t], dim=-1).flatten(-2)[:, ::2],
-    "off 16 bytes": lambda t: torch.cat([t[:, :1], t], dim=1)[:, 1:],
-}
-
-
-def laid_out(leaves: Named, how: str) -> Named:
-    """All matrices in that layout, to be differentiated again."""
-    return {
-        name: LAYOUTS[how](t.detach()).requires_grad_() if t.ndim == 2 else t
-        for name, t in leaves.items()
-    }
-
-
-def check_layouts(compute: Function, leaves: Named, upstream: Tensor) -> None:
-    """Operands and what flows back may lie in any way; the last also one number for all."""
-    wanted = results_of(compute, leaves, upstream)
-    for how, lay in LAYOUTS.items():
-        given = lay(upstream) if upstream.ndim == 2 else upstream
-        assert close(results_of(compute, laid_out(leaves, how), given), wanted), how
-    y, own = compute(**leaves), list(leaves.values())
-    ones = torch.ones_like(y)
-    assert close(grad(compute(**leaves).sum(), own), grad(y, own, ones))  # stride 0
-
-
 def check_subsets(
     compute: Function, leaves: Named, upstream: Tensor, agree: Callable[..., bool] = close
 ) -> None:
@@ -188,6 +161,16 @@ def check_repeated(compute: Function, leaves: Named, upstream: Tensor) -> None:
     assert same(grad(y, own, upstream), first)
     with pytest.raises(RuntimeError, match="second time"):
         grad(y, own, upstream)
+
+
+def check_accumulated(compute: Function, leaves: Named, upstream: Tensor) -> None:
+    """`.grad` is what backward gives, and twice that after another call's."""
+    own = copied(leaves)
+    wanted = grad(compute(**own), [*own.values()], upstream)
+    for times in (1, 2):
+        compute(**own).backward(upstream)
+        assert close([t.grad for t in own.values()], [t * times for t in wanted])
+        assert not any(t.grad.requires_grad for t in own.values())
 
 
 def check_checkpointed(compute: Function, leaves: Named, upstream: Tensor) -> None:
@@ -245,15 +228,6 @@ def check_no_grad(compute: Function, leaves: Named) -> None:
         assert not y.requires_grad and close([y], [wanted])
 
 
-def check_written_to(compute: Function, leaves: Named, upstream: Tensor) -> None:
-    """Results may be written to, as a residual connection does; gradients stay what they are."""
-    own = list(leaves.values())
-    y, changed = compute(**leaves), compute(**leaves)
-    changed += upstream
-    assert same([changed], [y + upstream])
-    assert same(grad(changed, own, upstream), grad(y, own, upstream))
-
-
 def check_transforms(
     compute: Function, leaves: Named, upstream: Tensor, by_row: bool = True
 ) -> None:
@@ -289,29 +263,3 @@ def check_transforms(
     assert close([positional(*inferred)], [y])
     with torch.autograd.graph.disable_saved_tensors_hooks("disabled"):
         assert close(results_of(compute, leaves, upstream), [y, *wanted])
-
-
-def refuses_second_derivatives(compute: Function, leaves: Named) -> None:
-    """A gradient's derivative raises, whichever operands want gradients, by whichever of them; none
-    is left out of a sum, which would be a wrong number. What is computed here are operands that a
-    graph leads to and such as it begins with.
-    """
-    wanted = [set(c) for n in range(1, len(leaves) + 1) for c in combinations(leaves, n)]
-    for chosen, inner in product(wanted, (False, True)):
-        own = {n: t.detach().clone().requires_grad_(n in chosen) for n, t in leaves.items()}
-        own = {n: t * 1 if inner and t.requires_grad else t for n, t in own.items()}
-        for of, by in product(chosen, repeat=2):
-            [first] = grad(compute(**own).sum(), own[of], create_graph=True)
-            with pytest.raises(RuntimeError, match="no second derivative"):
-                grad(first.square().sum() + own[by].sum(), own[by])
-
-
-def refuses_transforms_of_backward(y: Tensor, leaf: Tensor) -> None:
-    """Those that the forward did not see: batched gradients, and forward mode over a gradient."""
-    dy = torch.ones_like(y)
-    with pytest.raises(RuntimeError, match="no batched gradients"):
-        grad(y, leaf, torch.stack([dy, dy]), retain_graph=True, is_grads_batched=True)
-    with forward_ad.dual_level():
-        grad(y, leaf, dy, retain_graph=True)
-        with pytest.raises(RuntimeError, match="no tangents"):
-            grad(y, leaf, forward_ad.make_dual(dy, dy), retain_graph=True)

@@ -3,8 +3,8 @@
 Run in a process of its own, without Triton's interpreter:
     python lengths_played.py TASK ...
 prints one JSON object for each task. A process forks for each, which imports torch no more. Tasks:
-    ["calls", ARCHITECTURE, PROCESSORS, HIDDEN, INNER, DTYPE, [LENGTH, ...]]
-    ["broken", ...]     a kernel is specialised on lengths, and nobody knows
+    ["calls", ARCHITECTURE, PROCESSORS, HIDDEN, INNER, DTYPE, [LENGTH, ...], [LENGTH, ...]]
+    ["broken", ...]     a kernel is specialised on lengths
     ["warm", ...]       compiles in earnest, by `warm_up`, then makes the calls
 Operands are of torch's meta device and say that they are on a GPU, so that shapes and routes are
 the real ones, and nothing is computed. Calls compile nothing: at every launch Triton is asked for
@@ -27,8 +27,6 @@ from torch.nn import Parameter  # noqa: E402
 
 import fusedlib.ops.mlp.function as functional  # noqa: E402
 from fusedlib.ops import call_context  # noqa: E402
-from fusedlib.ops.mlp import plan_cache  # noqa: E402
-from fusedlib.ops.mlp.problem import MLPProblem  # noqa: E402
 from played_driver import play_driver  # noqa: E402
 
 CARD = torch.device("cuda", 0)
@@ -98,34 +96,25 @@ def play(arch: int, processors: int) -> None:
         module.allocator = lambda device: lambda shape, strides, dtype: paper(shape, dtype, strides)
 
 
-class Noted:
-    """Every launch by its own key, and by the key that Triton has for it."""
+def ask_triton() -> set:
+    """Keys under which Triton would compile what is launched from now on; nothing is compiled."""
+    from fusedlib.launch import binaries, launch
 
-    def __init__(self):
-        from fusedlib.launch import binaries, launch
+    asked, start = set(), launch.Launch._start
 
-        binaries.compile_in_background = lambda key, compiled: None
-        binaries.load_kernel = lambda binary: (lambda *_: None, ())
-        self.keys, self._seen = {}, []
-        triton.knobs.runtime.jit_cache_hook = self.hook
-        original = launch.Launch._start
-        noted = self
-
-        def start(self, *matrices):
-            noted.ask(self, matrices)
-            original(self, *matrices)
-
-        launch.Launch._start = start
-
-    def hook(self, *, key, fn, **_):
-        self._seen.append((fn.name, key))
+    def hook(*, key, fn, **_):
+        asked.add((fn.name, key))
         return True  # do not compile
 
-    def ask(self, launch, matrices):
-        self._seen.clear()
-        launch.compiled(0, *matrices)
-        [asked] = self._seen
-        self.keys.setdefault(launch.binary_key(0, *matrices), set()).add(asked)
+    def noted(self, *matrices):
+        self.compiled(0, *matrices)
+        start(self, *matrices)
+
+    binaries.compile_in_background = lambda key, compiled: None
+    binaries.load_kernel = lambda binary: (lambda *_: None, ())
+    triton.knobs.runtime.jit_cache_hook = hook
+    launch.Launch._start = noted
+    return asked
 
 
 def call(weights, tokens):
@@ -145,38 +134,25 @@ def call(weights, tokens):
         functional.swiglu_mlp(x, *weights)
 
 
-def calls(weights, lengths) -> dict:
-    """What they meet, held against what is listed."""
-    from fusedlib.ops.mlp import prebuild
-
-    noted = Noted()
-    for tokens in lengths:
-        call(weights, tokens)
-    wide, hidden = weights[0].shape
-    listed = prebuild.layer_binaries(
-        MLPProblem(CARD, weights[0].dtype, "ieee", 0, hidden, wide // 2)
-    )
-    return {
-        "listed": [each.name for each in listed.values()],
-        "not listed": [str(key) for key in noted.keys.keys() - listed.keys()],
-        "met": [listed[key].name for key in noted.keys if key in listed],
-        "of Triton": len(set.union(*noted.keys.values())),
-        "shared wrongly": [str(key) for key, asked in noted.keys.items() if len(asked) != 1],
-        "plans": len(plan_cache._PLANS),
-    }
+def calls(weights, first, others) -> dict:
+    """How many binaries calls of the first lengths want, and how many more those of others."""
+    asked, counts = ask_triton(), []
+    for lengths in (first, others):
+        for tokens in lengths:
+            call(weights, tokens)
+        counts.append(len(asked))
+    return {"first": counts[0], "more": counts[1] - counts[0]}
 
 
 def specialise() -> None:
-    """Forget one `do_not_specialize`, and that binaries depend on numbers."""
-    from fusedlib.launch import launch
+    """Forget one `do_not_specialize`."""
     from fusedlib.ops.mlp import tiles as swiglu
 
     for parameter in swiglu._swiglu_bwd_kernel.params:
         parameter.do_not_specialize = False
-    launch._specialization_key = lambda number, parameter: None
 
 
-def warm(weights, lengths) -> dict:
+def warm(weights, lengths, others) -> dict:
     """What `warm_up` compiles, what it says, and what is compiled after it."""
     import fusedlib
     from fusedlib.patch import warm_up as warm
@@ -192,7 +168,7 @@ def warm(weights, lengths) -> dict:
     first = fusedlib.warm_up(torch.nn.Sequential(module, module), weights[0].dtype)
     by_then = len(compiled)
     second = fusedlib.warm_up(module, progress=False)
-    for tokens in lengths:
+    for tokens in (*lengths, *others):
         call(weights, tokens)
     return {
         "few": [len(few.names), some], "names": first.names, "compiled": by_then,
@@ -200,13 +176,13 @@ def warm(weights, lengths) -> dict:
     }  # fmt: skip
 
 
-def found(task, arch, processors, hidden, inner, dtype, lengths) -> dict:
+def found(task, arch, processors, hidden, inner, dtype, *lengths) -> dict:
     play(arch, processors)
     if task == "broken":
         specialise()
     shapes = (2 * inner, hidden), (hidden, inner)
     weights = [paper(shape, getattr(torch, dtype)).requires_grad_() for shape in shapes]
-    return (warm if task == "warm" else calls)(weights, lengths)
+    return (warm if task == "warm" else calls)(weights, *lengths)
 
 
 if __name__ == "__main__":

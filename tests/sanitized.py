@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.autograd import grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import hopper_checks
 import llama_models
 from fusedlib import rms_norm, rope
 from fusedlib.ops.linear.split.product import split_product, split_product_of_stored
@@ -122,18 +121,22 @@ def swiglu_pointwise() -> None:
 @run("hopper")
 def hopper_both() -> None:
     """Every variant: gate|up stored or not, in place or not, h wanted or not."""
+    from fusedlib.ops.mlp import hopper
+
     tokens, hidden, inner = 300, 272, 208
     x, dy = normal(tokens, hidden), normal(tokens, hidden)
     w_gate_up = normal(2 * inner, hidden, scale=hidden**-0.5)
     w_down = normal(hidden, inner, scale=inner**-0.5)
     h, again, alone = (x.new_empty(tokens, inner) for _ in range(3))
     gate_up, apart, lone = (x.new_empty(tokens, 2 * inner) for _ in range(3))
-    hopper_checks.forward(x, w_gate_up, h, gate_up)
-    hopper_checks.forward(x, w_gate_up, alone, None, pair=True)
-    hopper_checks.backward(dy, w_down, gate_up, apart, again)
-    hopper_checks.backward(dy, w_down, gate_up, lone, None)
+    sizes, pair = (x.device, tokens, hidden, inner), [t.clone() for t in w_gate_up.chunk(2)]
+    hopper.forward_launch(*sizes, inner, True)(x, w_gate_up, w_gate_up, gate_up, h)
+    hopper.forward_launch(*sizes, 0, False)(x, *pair, alone, alone)
+    storing = hopper.backward_launch(*sizes, True)
+    storing(dy, w_down, gate_up, apart, again)
+    hopper.backward_launch(*sizes, False)(dy, w_down, gate_up, lone, lone)
     true_h, true_d = both(gate_up, dy.double() @ w_down.double())
-    hopper_checks.backward(dy, w_down, gate_up, gate_up.view_as(gate_up), again)
+    storing(dy, w_down, gate_up, gate_up.view_as(gate_up), again)
     for found, true in ((h, true_h), (alone, true_h), (again, true_h), (apart, true_d),
                         (lone, true_d), (gate_up, true_d)):  # fmt: skip
         near(found, true)

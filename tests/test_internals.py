@@ -1,8 +1,6 @@
-"""Each private name of torch that the library uses still means what the library takes it for."""
+"""Each private name of torch and Triton that the library uses still means what it takes it for."""
 
-import ast
 import os
-import re
 import subprocess
 import sys
 
@@ -16,75 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import limits
 from fusedlib.launch import internals
 from measure.recording import paths
-
-HOME = "fusedlib/launch/internals.py"
-# No underscore says so, but Triton documents none of them.
-UNDOCUMENTED = {
-    "driver", "make_tensordesc_arg", "__closure__", "co_freevars", "packed_metadata", "launch_pdl",
-    "global_scratch_size", "profile_scratch_size", "launcher_cls", "launch_enter_hook",
-}  # fmt: skip
-PUBLIC = {"_replace", "_fields"}  # of a NamedTuple
-# Of transformers and accelerate, and endings of names of ours.
-OTHERS = {
-    "_attn_implementation", "_hf_hook", "_kernel", "_proj", "_dropout", "_layer_modules",
-    "_operator",
-}  # fmt: skip
-
-
-def names_in(tree: ast.AST) -> tuple[set[str], list[tuple[int, str]]]:
-    """The names that a source gives, and those that it reads of others, each with its line."""
-    given, read = set(), []
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            given.add(node.name)
-        elif isinstance(node, ast.arg):
-            given.add(node.arg)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            given.add(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            given |= {node.attr} if ast.unparse(node.value) in ("self", "cls") else set()
-        elif isinstance(node, ast.Attribute):
-            read.append((node.lineno, node.attr))
-        elif isinstance(node, ast.ImportFrom):
-            words = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
-            read += [(node.lineno, word) for word in words]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            words = [node.value] if node.value.startswith("_") and node.value.isidentifier() else []
-            read += [(node.lineno, word) for word in words]
-    return given, read
-
-
-def foreign_private(sources: dict[str, str]) -> list[str]:
-    """Where a source reads a private name that none of the sources gives."""
-    names = {path: names_in(ast.parse(text)) for path, text in sources.items()}
-    ours = PUBLIC | OTHERS | set().union(*(given for given, _ in names.values()))
-    private = re.compile(r"_(?!_)\w").match
-    return [
-        f"{path}:{line} {word}"
-        for path, (_, read) in names.items()
-        for line, word in read
-        if word in UNDOCUMENTED or (private(word) and word not in ours)
-    ]
-
-
-def test_no_other_file_of_the_library_spells_them():
-    sources = {
-        path.relative_to(paths.ROOT).as_posix(): path.read_text(encoding="utf-8")
-        for path in sorted((paths.ROOT / "fusedlib").rglob("*.py"))
-    }
-    home = sources.pop(HOME)
-    library = {p: text for p, text in sources.items() if not p.startswith("fusedlib/bench")}
-    assert len(library) > 60 and foreign_private(library) == []
-    assert len(foreign_private({HOME: home})) > 20
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["torch._C.f()", "from torch._C import f", "getattr(x, '_version')", "run.__closure__",
-     "import triton\nx = kernel.packed_metadata"],
-)  # fmt: skip
-def test_a_private_name_is_found(text):
-    assert foreign_private({"a.py": text, "b.py": "def _f(): return self._f()"})
 
 
 def test_wrappers_of_transforms_are_known_alive_and_dead():
@@ -188,6 +117,23 @@ def test_the_device_s_index_stream_and_allocator_are_asked_for():
     made = new((2, 3), (1, 2), torch.float16)
     assert (made.shape, made.stride(), made.dtype) == ((2, 3), (1, 2), torch.float16)
     assert internals.empty_strided("no such device") is None
+
+
+def test_triton_s_wrapper_of_tensor_maps_is_taken_off_where_it_is_known():
+    def wrapper(*arguments):
+        return launcher, tensordesc_meta
+
+    launcher, tensordesc_meta = print, [None]
+    unknown = None, print, lambda: 0, wrapper
+    assert [internals.unwrap_launcher(run) for run in unknown] == [None] * 4
+    tensordesc_meta = ["known"]
+    assert internals.unwrap_launcher(wrapper) == (print, ["known"])
+    driver = pytest.importorskip("triton.backends.nvidia.driver")
+    if hasattr(driver, "wrap_handle_tensordesc"):
+        meta = ["of dy", "of w"]
+        signature = {0: "tensordesc<bf16[128,64]>", 1: "tensordesc<bf16[128,64]>", 2: "*bf16"}
+        wrapped = driver.wrap_handle_tensordesc(print, signature, meta)
+        assert internals.unwrap_launcher(wrapped) == (print, meta)
 
 
 def test_gluon_s_shared_memory_is_reinterpreted_by_either_name():

@@ -1,13 +1,10 @@
-"""Lengths that change: no kernel depends on one, and what a layer can need is listed and built."""
+"""Lengths that change: no kernel depends on one, and `warm_up` compiles all that a layer needs."""
 
 import json
 import os
 import random
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,13 +12,12 @@ import torch
 import fusedlib
 import limits
 from ahead import compiled_ahead
-from fusedlib.launch import binaries
-from fusedlib.launch.config import Config, with_roles
 from fusedlib.patch import warm_up as warm
 
 LENGTHS = random.Random(0).sample(range(1, 6001), 70)
-# Of classes at 2048·5632, and what Triton sees.
-EDGES = (1, 16, 17, 63, 64, 65, 128, 129, 192, 193, 384, 385, 768, 769)
+# Of classes at these sizes, and what Triton sees.
+EDGES = (1, 16, 17, 63, 64, 65, 128, 129, 192, 193, 256, 257, 384, 385, 512, 513, 768, 769, 1024,
+         1025, 2048, 2049)  # fmt: skip
 HOPPER, OTHER = (90, 132), (89, 128)
 MOST = {  # binaries of an MLP: card, hidden, inner, dtype
     (*HOPPER, 2048, 5632, "bfloat16"): 19,
@@ -31,46 +27,36 @@ MOST = {  # binaries of an MLP: card, hidden, inner, dtype
     (*OTHER, 2048, 5632, "bfloat16"): 11,
     (*HOPPER, 2048, 5632, "float32"): 8,
 }
-BROKEN = "broken", *HOPPER, 2048, 5632, "bfloat16", EDGES
-WARM = "warm", *HOPPER, 256, 512, "bfloat16", EDGES
-
-
-def calls(mlp):
-    return "calls", *mlp, (*EDGES, *LENGTHS)
 
 
 @pytest.fixture(scope="module")
 def played():
-    """What each task finds."""
-    tasks = *map(calls, MOST), BROKEN, WARM
-    found = compiled_ahead("lengths_played.py", *map(json.dumps, tasks))
-    return dict(zip(tasks, found, strict=True))
+    """What each task finds on a card that is played: the calls are real, the card is not."""
+    tasks = [("calls", *mlp) for mlp in MOST]
+    tasks += [("broken", *HOPPER, 2048, 5632, "bfloat16"), ("warm", *HOPPER, 256, 512, "bfloat16")]
+    asked = (json.dumps([*task, EDGES, LENGTHS]) for task in tasks)
+    return dict(zip(tasks, compiled_ahead("lengths_played.py", *asked), strict=True))
 
 
-class TestLayersNeedFewKernels:
-    """Played: the calls are real, the card is not."""
+@pytest.mark.slow
+@pytest.mark.parametrize("mlp", MOST, ids=str)
+def test_a_new_length_compiles_nothing(played, mlp):
+    found = played["calls", *mlp]
+    assert (0 < found["first"] <= MOST[mlp], found["more"]) == (True, 0)
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("mlp", MOST, ids=str)
-    def test_at_any_length(self, played, mlp):
-        found, most = played[calls(mlp)], MOST[mlp]
-        assert len(found["listed"]) == len(set(found["listed"])) == most
-        assert found["not listed"] == found["shared wrongly"] == []
-        assert found["of Triton"] == len(found["met"]) >= most - 2
-        assert found["plans"] <= 8  # classes
 
-    @pytest.mark.slow
-    def test_one_that_depends_on_the_length_is_found(self, played):
-        found = played[BROKEN]
-        assert found["shared wrongly"] and found["of Triton"] > 13
+@pytest.mark.slow
+def test_a_kernel_that_depends_on_the_length_is_found(played):
+    assert played["broken", *HOPPER, 2048, 5632, "bfloat16"]["first"] > 19
 
-    @pytest.mark.slow
-    def test_warm_up_compiles_all_of_them_once(self, played):
-        found = played[WARM]
-        assert found["few"] == [7, 7]
-        assert len(found["names"]) == len(set(found["names"])) == found["compiled"] == 23
-        assert all(name.endswith("(silu, 256·512, bfloat16)") for name in found["names"])
-        assert found["again"] == [23, 0]
+
+@pytest.mark.slow
+def test_warm_up_compiles_all_that_is_needed_once(played):
+    found = played["warm", *HOPPER, 256, 512, "bfloat16"]
+    assert found["few"] == [7, 7]
+    assert len(found["names"]) == len(set(found["names"])) == found["compiled"] == 23
+    assert all(name.endswith("(silu, 256·512, bfloat16)") for name in found["names"])
+    assert found["again"] == [23, 0]
 
 
 class Far(torch.Tensor):
@@ -103,30 +89,6 @@ class TestWarmUp:
         warmed = fusedlib.warm_up(module)
         assert warmed.names == () and str(warmed).startswith(f"0 kernels in 0.0 s: {why}")
 
-    @pytest.mark.parametrize("roles", [True, False])
-    def test_roles_are_done_without_where_they_do_not_compile(self, monkeypatch, roles):
-        errors = pytest.importorskip("triton.errors")
-        from fusedlib.ops.mlp import prebuild
-        from fusedlib.ops.mlp import tiles as swiglu
-
-        if swiglu.hopper is None:
-            pytest.skip("another Gluon")
-
-        def build(device):
-            raise errors.TritonError("no compiler")
-
-        config = with_roles(1, 1) if roles else Config()
-        launch = SimpleNamespace(config=config, build=build, build_ahead=lambda device: None)
-        needed = SimpleNamespace(name="h", launch=launch, matrices=())
-        monkeypatch.setattr(warm, "has_kernels", lambda device: True)
-        monkeypatch.setattr(swiglu, "hopper", swiglu.hopper)
-        monkeypatch.setattr(
-            prebuild, "layer_binaries", lambda *_: {} if swiglu.hopper is None else {"key": needed}
-        )
-        with pytest.warns(RuntimeWarning) if roles else pytest.raises(errors.TritonError):
-            fusedlib.warm_up(far_mlp(torch.bfloat16), progress=False)
-        assert (swiglu.hopper is None) == roles
-
     def test_a_range_of_lengths_is_not_run_through(self):
         assert warm._lengths(range(10**12, 0, -1)) == range(1, 10**12 + 1)
 
@@ -149,54 +111,6 @@ class TestWarmUp:
         module = fusedlib.SwiGLUMLP(16, 32) if module is None else module
         with pytest.raises(kind, match=message):
             fusedlib.warm_up(module, dtypes, tokens=tokens)
-
-
-class TestBinaries:
-    @pytest.fixture(autouse=True)
-    def _fresh(self, monkeypatch):
-        for name in ("_LOADED", "_COMPILING"):
-            monkeypatch.setattr(binaries, name, {})
-        monkeypatch.setattr(binaries, "load_kernel", lambda binary: ("loaded", binary))
-        monkeypatch.setattr(binaries, "_with_launcher", lambda compiled: compiled())
-
-    def test_threads_that_want_the_same_compile_it_once(self):
-        made, together = [], threading.Barrier(4)
-
-        def compiled():
-            made.append(1)
-            return "kernel"
-
-        def wanted():
-            together.wait()
-            return binaries.cached_binary("key", compiled)
-
-        with ThreadPoolExecutor(4) as pool:
-            found = [future.result() for future in [pool.submit(wanted) for _ in range(4)]]
-        assert found == [("loaded", "kernel")] * 4 and made == [1]
-
-    def test_what_was_compiled_ahead_is_loaded_where_it_is_wanted(self):
-        threads = []
-
-        def compiled():
-            threads.append(threading.current_thread().name)
-            return "kernel"
-
-        for _ in range(2):
-            binaries.compile_in_background("key", compiled)
-            assert binaries.cached_binary("key", compiled) == ("loaded", "kernel")
-        assert len(threads) == 1 and threads[0].startswith("fusedlib-compile")
-
-    @pytest.mark.parametrize("ahead", [False, True])
-    def test_what_failed_is_tried_again(self, ahead):
-        def fails():
-            raise RuntimeError("no compiler")
-
-        for _ in range(2):
-            if ahead:
-                binaries.compile_in_background("key", fails)
-            with pytest.raises(RuntimeError, match="no compiler"):
-                binaries.cached_binary("key", fails)
-        assert binaries.cached_binary("key", lambda: "kernel") == ("loaded", "kernel")
 
 
 @pytest.mark.gpu

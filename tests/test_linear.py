@@ -1,10 +1,11 @@
-"""`fusedlib.linear` and `fusedlib.Linear`: in plain PyTorch, in Triton's interpreter, where all
-products are split, and on a GPU. What looks at all operators stands here too: counters of FLOPs,
-exports, optimizers that step in backward, whole models in fp32.
+"""What is particular to `fusedlib.linear` and `fusedlib.Linear`, and what looks at all operators:
+counters of FLOPs, exports, optimizers that step in backward, whole models in fp32. The rest is in
+`tests/laws`.
 """
 
 import copy
 import io
+import os
 import subprocess
 import sys
 import weakref
@@ -14,585 +15,143 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd import forward_ad, grad, gradcheck, gradgradcheck
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd import grad
 from torch.nn import functional
 from torch.nn.utils.prune import l1_unstructured
 from torch.utils.flop_counter import FlopCounterMode
 
 import fusedlib
 import gradient_checks
+import limits
 import llama_models
-import loss_cases
-from broken_kernels import without_scales
-from called import Called, note_launches
-from fusedlib import Linear, linear, reference
+from called import note_launches
+from fusedlib import Linear, linear, reference, tuning
 from fusedlib.bench import check
-from fusedlib.bench.settings import matmul_settings
-from fusedlib.ops import recomputed
+from fusedlib.launch.config import Config
 from fusedlib.ops.fused_class import fuse
-from fusedlib.ops.linear import operator as operators
-from fusedlib.ops.linear import route
-from fusedlib.ops.linear.function import linear_by_each
-from fusedlib.ops.linear.split.product import SplitProduct
-from fusedlib.ops.loss import kernels as loss_kernels
-from fusedlib.ops.recomputed import recompute_in_backward
 from fusedlib.patch.apply import FusedLinear
-from gradient_checks import close, drawn, misses, same
-from interpreter import BACKEND, INTERPRETED, passed_in_the_interpreter
-from rewritten import rewritten
-from split_families import FAMILIES, cut_for_the_interpreter
-from split_families import misses as contract_misses
+from gradient_checks import close, drawn, same
+from interpreter import INTERPRETED, passed_in_the_interpreter
 
-Shape = tuple[int, int, int]  # tokens, inputs, outputs
-SMALL: Shape = (36, 40, 24)
-# Several 128-tiles, ragged; sums so long that the parts' own error is not the largest.
-LONG: Shape = (264, 256, 272)
-# On a GPU all three products are split; ragged; d_x, of few results, is torch's.
-EVEN, RAGGED, SOME = (2048, 2048, 2048), (2050, 1030, 2070), (384, 2560, 5120)
-USUAL = {"cpu": SMALL, "cuda": RAGGED}
-FEW_FAMILIES = [
-    "rows that differ by 2^30",
-    "terms that differ by 2^30",
-    "positive",
-    "learned tokens",
-]
-MULTIPLY, SPLIT = "_split_product_kernel", "_split_kernel"
-# Rows that are not of this vocabulary may hold anything.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+USUAL = (36, 40, 24) if INTERPRETED else (2050, 1030, 2070)  # tokens, inputs, outputs
+SPLIT = {
+    "split_least_size": 1, "split_least_results": 1, "split_least_work": 1, "split_span": 128,
+    "split_interpreter_config": Config(128, 128, 64, 4, 1, group_m=2),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("part", ["0/2", "1/2"])
-def test_in_the_interpreter(part):
-    assert passed_in_the_interpreter("test_linear.py", part) > 30
-
-
-@pytest.fixture(autouse=True)
-def started(monkeypatch):
-    """Products of any size are split; names of the kernels that ran."""
-    if INTERPRETED:
-        for name in ("MIN_SPLIT_SIZE", "MIN_SPLIT_RESULTS", "MIN_SPLIT_WORK"):
-            monkeypatch.setattr(route, name, 1)
-        cut_for_the_interpreter(monkeypatch)
-    return note_launches(monkeypatch)
+def test_in_the_interpreter():
+    assert passed_in_the_interpreter("test_linear.py") > 15
 
 
 @pytest.fixture
-def products(monkeypatch):
-    """Sizes of the factors that are split from now on, product by product; a plan's are none."""
-    sizes, original = [], SplitProduct.__call__
-
-    def noted(self, a, b, below=None):
-        if isinstance(a, Tensor):
-            sizes.append((a.shape, b.shape))
-        return original(self, a, b, below)
-
-    monkeypatch.setattr(SplitProduct, "__call__", noted)
-    return sizes
+def split():
+    """Products of any size are, in the interpreter."""
+    with tuning.override(**SPLIT if INTERPRETED else {}):
+        yield
 
 
 def operands(
-    device: str, shape: Shape | None = None, dtype: str = "float32", bias: bool = True
+    device: str, shape: tuple[int, int, int] = USUAL, dtype: str = "float32"
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Leaves by name, and dy."""
-    tokens, inputs, outputs = shape or USUAL[device]
+    tokens, inputs, outputs = shape
     kind = getattr(torch, dtype)
     leaves = {
         "x": drawn(device, kind, tokens, inputs, seed=0),
         "weight": drawn(device, kind, outputs, inputs, seed=1, scale=inputs**-0.5),
+        "bias": drawn(device, kind, outputs, seed=2),
     }
-    if bias:
-        leaves["bias"] = drawn(device, kind, outputs, seed=2)
     leaves = {n: t.requires_grad_() for n, t in leaves.items()}
     return leaves, drawn(device, kind, tokens, outputs, seed=3)
-
-
-def named(compute: Callable[..., Tensor]):
-    return lambda **leaves: {"y": compute(**leaves)}
-
-
-def misses_linear(
-    device: str, shape: Shape, dtype: str = "float32", bias: bool = True,
-    compute: Callable[..., Tensor] = linear,
-) -> list[str]:  # fmt: skip
-    """What the one tolerance rule rejects of y and the gradients."""
-    leaves, dy = operands(device, shape, dtype, bias)
-    return misses(named(compute), named(functional.linear), leaves, {"y": dy})
 
 
 def step(leaves, dy: Tensor, compute: Callable[..., Tensor] = linear) -> list[Tensor]:
     return gradient_checks.results_of(compute, leaves, dy)
 
 
-def contract_misses_of(
-    device: str, shape: Shape, family: str, compute: Callable[..., Tensor] = linear
-) -> list[str]:
-    """Where an element of y, d_x or d_W errs by more than the docstring allows."""
-    tokens, inputs, outputs = shape
-    generator = torch.Generator().manual_seed(5)
-
-    def normal(*size: int) -> Tensor:
-        return torch.randn(*size, generator=generator)
-
-    x, weight_t = FAMILIES[family](normal(tokens, inputs), normal(inputs, outputs))
-    dy, _ = FAMILIES[family](normal(tokens, outputs), normal(outputs, inputs))
-    x, weight, dy = (t.to(device).contiguous() for t in (x, weight_t.t(), dy))
-    leaves = {"x": x.requires_grad_(), "weight": weight.requires_grad_()}
-    y, d_x, d_weight = step(leaves, dy, compute)
-    x, weight = x.detach(), weight.detach()
-    pairs = {"y": (y, x, weight.t()), "d_x": (d_x, dy, weight), "d_W": (d_weight, dy.t(), x)}
-    return [f"{name}: {miss}" for name, of in pairs.items() for miss in contract_misses(*of)]
-
-
-# --- everywhere ----------------------------------------------------------------------------------
-
-
-@pytest.mark.plain
-def test_leading_dimensions(device):
-    shape = USUAL[device]
-    leaves, dy = operands(device)
-    wanted, tokens = step(leaves, dy), shape[0]
-    for leading in ((2, tokens // 2), (1, 2, tokens // 2), (tokens // 2, 1, 2)):
-        deep = leaves | {"x": leaves["x"].detach().reshape(*leading, -1).requires_grad_()}
-        y, d_x, *others = step(deep, dy.reshape(*leading, -1))
-        assert y.shape == (*leading, shape[2]) and d_x.shape == (*leading, shape[1])
-        actual = [y.reshape(wanted[0].shape), d_x.reshape(wanted[1].shape), *others]
-        assert same(actual, wanted), leading
-    one = linear(leaves["x"][0], leaves["weight"], leaves["bias"])
-    assert one.shape == shape[2:] and close([one], [wanted[0][0]])
-
-
-@pytest.mark.plain
-def test_empty(device):
-    shape = USUAL[device]
-    leaves, _ = operands(device)
-    for leading in ((0,), (3, 0), (0, 3)):
-        x = torch.zeros(*leading, shape[1], device=device, requires_grad=True)
-        y = linear(x, leaves["weight"], leaves["bias"])
-        d_x, d_weight, d_bias = grad(y.sum(), (x, leaves["weight"], leaves["bias"]))
-        assert y.shape == (*leading, shape[2]) and d_x.shape == x.shape
-        assert not d_weight.any() and not d_bias.any()
-    nothing = linear(torch.ones(3, 0, device=device), torch.ones(5, 0, device=device))
-    assert nothing.shape == (3, 5) and not nothing.any()
-
-
-@pytest.mark.plain
-def test_strides(device):
-    gradient_checks.check_layouts(linear, *operands(device))
-
-
-@pytest.mark.plain
-def test_frozen_subsets(device):
-    """Gradients where they are wanted alone, and what is kept for them."""
-    leaves, dy = operands(device)
-    kept = []
-
-    def noted(**own):
-        kept.clear()
-        with saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-            return linear(**own)
-
-    for chosen in gradient_checks.subsets(noted, leaves, dy):
-        factors = {"x": leaves["weight"], "weight": leaves["x"]}
-        needed = sum(factors[name].numel() for name in chosen & factors.keys())
-        assert sum(t.numel() for t in kept if t is not None) == needed, chosen
-
-
-@pytest.mark.plain
-def test_backward_twice(device):
-    leaves, dy = operands(device)
-    gradient_checks.check_repeated(linear, leaves, dy)
-    gradient_checks.check_checkpointed(linear, leaves, dy)
-    x = leaves["x"].detach().clone()
-    y = linear(x, leaves["weight"])
-    x += 1
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        grad(y, leaves["weight"], dy)
-
-
-@pytest.mark.plain
-def test_changed_in_place(device):
-    shape = USUAL[device]
-    for bias in (True, False):
-        leaves, dy = operands(device, shape, bias=bias)
-        leaves["x"] = leaves["x"].detach()[None].requires_grad_()
-        gradient_checks.check_written_to(linear, leaves, dy[None])
-
-
-@pytest.mark.plain
-def test_second_derivatives(device):
-    """As of torch's linear: a penalty on the gradient."""
-
-    def penalty(compute, dtype):
-        leaves, dy = operands(device)
-        own = {n: t.detach().to(dtype).requires_grad_() for n, t in leaves.items()}
-        dy = dy.to(dtype).requires_grad_()
-        d_x, d_weight = grad(compute(**own).sin(), (own["x"], own["weight"]), dy, create_graph=True)
-        wanted = *own.values(), dy
-        return grad(d_x.square().sum() + d_weight.square().mean(), wanted)
-
-    actual, true = penalty(linear, torch.float32), penalty(functional.linear, torch.float64)
-    for f, t in zip(actual, true, strict=True):
-        assert (f.double() - t).norm() <= 1e-5 * t.norm()
-
-
-@pytest.mark.plain
-def test_autocast(device):
-    leaves, dy = operands(device)
-    with torch.autocast(device, dtype=torch.bfloat16):
-        actual, wanted = (
-            step(leaves, dy.bfloat16(), compute) for compute in (linear, functional.linear)
-        )
-        mixed = linear(leaves["x"].bfloat16(), leaves["weight"], leaves["bias"])
-    assert actual[0].dtype == mixed.dtype == torch.bfloat16 and same(actual, wanted)
-
-
-@pytest.mark.plain
-def test_no_grad(device):
-    gradient_checks.check_no_grad(linear, operands(device)[0])
-
-
-@pytest.mark.plain
-def test_functional_transforms(device):
-    gradient_checks.check_transforms(linear, *operands(device))
-
-
-@pytest.mark.plain
-def test_transforms_of_backward(device):
-    """Those that the forward did not see: batched gradients, and forward mode over a gradient."""
-    leaves, dy = operands(device)
-    own, both = list(leaves.values()), torch.stack([dy, 2 * dy])
-    y, actual = linear(**leaves), {}
-    for by, each in (("ours", y), ("torch", functional.linear(**leaves))):
-        batched = grad(each, own, both, retain_graph=True, is_grads_batched=True)
-        with forward_ad.dual_level():
-            pushed = grad(each, own, forward_ad.make_dual(dy, -dy), retain_graph=True)
-            actual[by] = [*batched, *(forward_ad.unpack_dual(d).tangent for d in pushed)]
-    assert close(actual["ours"], actual["torch"])
-
-
-@pytest.mark.plain
-def test_subclasses(device):
-    """They see torch's linear: they may have rules for that alone."""
-
-    class Noting(Tensor):
-        seen: list[str] = []  # noqa: RUF012
-
-        @classmethod
-        def __torch_function__(cls, function, types, args=(), kwargs=None):
-            cls.seen.append(getattr(function, "__name__", ""))
-            return super().__torch_function__(function, types, args, kwargs or {})
-
-    leaves, _ = operands(device)
-    y = linear(leaves["x"].detach().as_subclass(Noting), leaves["weight"], leaves["bias"])
-    assert "linear" in Noting.seen and close([y.as_subclass(Tensor)], [linear(**leaves)])
-
-
-@pytest.mark.plain
-def test_other_dtypes(device):
-    """Bit by bit torch's."""
-    shape = USUAL[device]
-    for dtype in ("bfloat16", "float16", "float64"):
-        leaves, dy = operands(device, shape, dtype)
-        assert same(step(leaves, dy), step(leaves, dy, functional.linear))
-
-
-@pytest.mark.plain
-def test_module(device):
-    shape = USUAL[device]
-    leaves, dy = operands(device)
-    for bias in (True, False):
-        plain = nn.Linear(shape[1], shape[2], bias, device=device)
-        made = Linear(shape[1], shape[2], bias, device=device)
-        made.load_state_dict(plain.state_dict())
-        assert list(made.state_dict()) == list(plain.state_dict()) and str(made) == str(plain)
-        shared = Linear.from_torch(plain.eval())
-        assert shared.weight is plain.weight and shared.bias is plain.bias and not shared.training
-        wanted = functional.linear(leaves["x"], plain.weight, plain.bias)
-        for module in (made, shared):
-            y = module(input=leaves["x"])
-            assert close([y], [wanted])
-            y.backward(dy)
-        assert close([made.weight.grad], [plain.weight.grad])
-
-
 # --- where products are split --------------------------------------------------------------------
 
 
-def test_compiled(device):
-    """In one graph for all lengths, right by the same rule; at another precision traced anew."""
-    shape = USUAL[device]
-    torch._dynamo.reset()
-    graphs = []
+@pytest.mark.plain
+def test_second_derivatives_of_what_forward_read(device, split):
+    """As of torch's linear: a penalty on the gradient, whatever memory operands get meanwhile."""
 
-    def backend(module, example_inputs):
-        graphs.append([str(node.target) for node in module.graph.nodes])
-        return module.forward
+    def penalty(compute, dtype, exchanged=False):
+        leaves, dy = operands(device)
+        own = {n: t.detach().to(dtype).requires_grad_() for n, t in leaves.items()}
+        y, dy = compute(**own), dy.to(dtype).requires_grad_()
+        for operand in own.values() if exchanged else ():
+            operand.data = torch.zeros_like(operand)
+        d_x, d_weight = grad(y, (own["x"], own["weight"]), dy, create_graph=True)
+        return grad(d_x.square().sum() + d_weight.square().mean(), (*own.values(), dy),
+                    allow_unused=True, materialize_grads=True)  # fmt: skip
 
-    counted = torch.compile(linear, fullgraph=True, dynamic=True, backend=backend)
-    tokens, *sizes = shape
-    for each in (tokens, tokens + 2, 2 * tokens):
-        assert misses_linear(device, (each, *sizes), compute=counted) == []
-    assert len(graphs) == 1 and "fusedlib.linear.default" in graphs[0]
-    with matmul_settings("high", False):
-        counted(**operands(device)[0])
-    assert len(graphs) == 2 and "fusedlib.linear.default" not in graphs[1]
-    torch._dynamo.reset()
-    compiled = torch.compile(linear, fullgraph=True, backend=BACKEND)
-    assert misses_linear(device, shape, compute=compiled) == []
-    assert misses_linear(device, shape, bias=False, compute=compiled) == []
+    found, true = penalty(linear, torch.float32), penalty(functional.linear, torch.float64)
+    for f, t in zip(found, true, strict=True):
+        assert (f.double() - t).norm() <= 1e-5 * t.norm()
+    if INTERPRETED or device == "cuda":
+        assert same(penalty(linear, torch.float32, exchanged=True), found)
 
 
-def test_operator(device):
-    shape = USUAL[device]
-    leaves, _ = operands(device)
-    torch.library.opcheck(operators.linear_operator, tuple(leaves.values()))
-    deep = leaves["x"].detach().reshape(2, shape[0] // 2, -1)
-    torch.library.opcheck(operators.linear_operator, (deep, leaves["weight"], None))
+def tf32_by_backend(on: bool) -> None:
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if on else "ieee"
 
 
-def test_watched(device):
-    """A dispatch mode sees operators, in the backward too, and the same numbers."""
+def tf32_by_precision(on: bool) -> None:
+    torch.set_float32_matmul_precision("high" if on else "highest")
+
+
+@pytest.mark.parametrize("switch", [tf32_by_backend, tf32_by_precision])
+def test_another_precision_is_torch_s(device, split, monkeypatch, switch):
+    """Whichever switch says so, also between forward and backward, and where it was compiled."""
+    started = note_launches(monkeypatch)
     leaves, dy = operands(device)
-    wanted = step(leaves, dy)
-    with Called() as called:
-        actual = step(leaves, dy)
-    assert same(actual, wanted)
-    assert called.names.count("linear_forward") == 1 and called.names.count("split_mm") == 2
-
-
-def test_another_precision_is_torch_s(device, started, products):
-    """At TF32 torch's runs, also when it is set between forward and backward."""
-    shape = SMALL if INTERPRETED else EVEN
-    leaves, dy = operands(device, shape)
-    y = linear(**leaves)
-    with matmul_settings("high", False):
-        started.clear()
-        products.clear()
+    before = torch.backends.cuda.matmul.fp32_precision
+    compiled = torch.compile(linear, fullgraph=True, backend="aot_eager")
+    y, _ = linear(**leaves), compiled(**leaves)
+    assert started
+    started.clear()
+    try:
+        switch(True)
         grad(y, list(leaves.values()), dy)
         assert same(step(leaves, dy), step(leaves, dy, functional.linear))
-    assert not started and not products
+        assert same([compiled(**leaves)], [functional.linear(**leaves)])
+    finally:
+        switch(False)
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert not started
 
 
-def test_fake(device):
+ASKED_FOR_IEEE = """
+import torch, fusedlib.tuning
+x, weight = torch.randn(130, 300), torch.randn(140, 300)
+with fusedlib.tuning.override(split_least_size=1, split_least_results=1, split_least_work=1):
+    print(torch.equal(fusedlib.linear(x, weight), torch.nn.functional.linear(x, weight)))
+"""
+
+
+@pytest.mark.parametrize(("value", "is_torch_s"), [("0", True), ("1", False)])
+def test_ieee_arithmetic_may_be_asked_for(value, is_torch_s):
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED_FOR_IEEE], check=True, capture_output=True, text=True,
+        env=os.environ | {"FUSEDLIB_SPLIT": value, "TRITON_INTERPRET": "1"},
+        timeout=limits.PROCESS_S,
+    )  # fmt: skip
+    assert done.stdout.strip() == str(is_torch_s)
+
+
+@pytest.mark.interpreter
+def test_frozen_operands_cost_no_product(device, split, monkeypatch):
+    started = note_launches(monkeypatch)
     leaves, dy = operands(device)
-    with FakeTensorMode() as mode:
-        own = {n: mode.from_tensor(t) for n, t in leaves.items()}
-        y, *gradients = step(own, mode.from_tensor(dy))
-    assert y.shape == dy.shape
-    assert [g.shape for g in gradients] == [t.shape for t in leaves.values()]
-
-
-@pytest.mark.interpreter
-@pytest.mark.parametrize("bias", [True, False])
-def test_linear_and_gradients_vs_float64(device, started, bias):
-    assert misses_linear(device, LONG, bias=bias) == []
-    assert started.count(MULTIPLY) == 3
-
-
-@pytest.mark.parametrize("family", FEW_FAMILIES if INTERPRETED else FAMILIES)
-def test_linear_and_gradients_vs_the_contract(device, family):
-    shape = RAGGED if device == "cuda" else (140, 300, 134)
-    assert contract_misses_of(device, shape, family) == []
-
-
-def joined(bias, frozen=(), tokens=136, inputs=140):
-    """x, three layers' weights and biases; and the names of those that want gradients."""
-    leaves, _ = operands("cpu", (tokens, inputs, 264), bias=bias)
-    pieces = zip(("q", "k", "v"), leaves["weight"].detach().split([128, 72, 64]), strict=True)
-    named = {"x": leaves["x"].detach()} | {f"w_{n}": w.clone() for n, w in pieces}
-    if bias:
-        pieces = zip(("q", "k", "v"), leaves["bias"].detach().split([128, 72, 64]), strict=True)
-        named |= {f"b_{n}": b.clone() for n, b in pieces}
-    return {n: t.requires_grad_(n not in frozen) for n, t in named.items()}
-
-
-def by_layers(named, compute):
-    return compute(
-        named["x"], [named[f"w_{n}"] for n in "qkv"], [named.get(f"b_{n}") for n in "qkv"]
-    )
-
-
-@pytest.mark.interpreter
-@pytest.mark.parametrize("bias", [True, False])
-def test_layers_of_one_x_are_one_product(device, started, bias):
-    """Of the bits of the joined weight, which is not kept."""
-    named = joined(bias)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        results = by_layers(named, linear_by_each)
-    assert {t.data_ptr() for t in kept} == {t.data_ptr() for n, t in named.items() if n[0] != "b"}
-    upstream = [torch.randn_like(y) for y in results]
-    actual = grad(results, list(named.values()), upstream)
-    assert started.count(MULTIPLY) == 3
-    biases = [named[f"b_{n}"] for n in "qkv"] if bias else None
-    weight = torch.cat([named[f"w_{n}"] for n in "qkv"])
-    y = linear(named["x"], weight, torch.cat(biases) if bias else None)
-    assert torch.equal(torch.cat(results, dim=-1), y)
-    wanted = grad(y, list(named.values()), torch.cat(upstream, dim=-1))
-    assert same(actual, wanted)
-
-
-@pytest.mark.interpreter
-def test_gradients_are_of_what_forward_read(device):
-    for bias in (True, False):
-        gradient_checks.check_what_forward_read(linear, *operands(device, bias=bias))
-
-    def together(**own):
-        return torch.cat(by_layers(own, linear_by_each), dim=1)
-
-    named = joined(True, tokens=20, inputs=24)
-    gradient_checks.check_what_forward_read(together, named, torch.randn(20, 264))
-
-
-@pytest.mark.interpreter
-def test_second_derivatives_are_of_what_forward_read(device):
-    """In the graph of the weight, whose values they do not have any more."""
-    leaves, dy = operands(device)
-
-    def penalty(exchanged):
-        own = {n: t.detach().requires_grad_() for n, t in leaves.items()}
-        y = linear(**own)
-        if exchanged:
-            for operand in own.values():
-                operand.data = torch.zeros_like(operand)
-        d_x, d_weight = grad(y, (own["x"], own["weight"]), dy, create_graph=True)
-        return [d_x, d_weight, *grad(d_x.sin().sum() + d_weight.cos().sum(), own["weight"])]
-
-    assert same(penalty(True), penalty(False))
-
-
-@pytest.mark.interpreter
-def test_layers_of_one_x_may_be_written_to(device):
-    named = joined(True)
-    own = list(named.values())
-    results, changed = (by_layers(named, linear_by_each) for _ in range(2))
-    changed[2].mul_(2)
-    assert same(changed, [results[0], results[1], 2 * results[2]])
-    upstream = [torch.randn_like(y) for y in results]
-    wanted = grad(results, own, [*upstream[:2], 2 * upstream[2]])
-    assert same(grad(changed, own, upstream), wanted)
-
-
-@pytest.mark.interpreter
-@pytest.mark.parametrize("frozen", [("x",), ("w_q",), ("w_q", "w_k", "w_v"), ("x", "w_k", "b_v")])
-def test_layers_of_one_x_give_what_is_wanted(device, frozen):
-    named = joined(True, frozen)
-    own = [t for t in named.values() if t.requires_grad]
-    wide = {n: t.detach().double().requires_grad_(t.requires_grad) for n, t in named.items()}
-    true_own = [t for t in wide.values() if t.requires_grad]
-
-    def plainly(x, weights, biases):
-        return tuple(map(partial(functional.linear, x), weights, biases))
-
-    results, true = by_layers(named, linear_by_each), by_layers(wide, plainly)
-    upstream = [torch.randn_like(y) for y in results]
-    actual = grad(results, own, upstream, create_graph=True)
-    wanted = grad(true, true_own, [u.double() for u in upstream], create_graph=True)
-    torch.testing.assert_close([t.double() for t in actual], list(wanted), rtol=1e-4, atol=1e-4)
-    assert actual[0].requires_grad == wanted[0].requires_grad
-    if "x" not in frozen and actual[0].requires_grad:  # d_x has derivatives by the weights
-        again = grad(actual[0].square().sum(), own[1:2], allow_unused=True)[0]
-        truth = grad(wanted[0].square().sum(), true_own[1:2], allow_unused=True)[0]
-        assert (again is None) == (truth is None)
-        if again is not None:
-            torch.testing.assert_close(again.double(), truth, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.interpreter
-def test_every_operand_is_split_once_an_axis_and_only_as_wanted(device, started):
-    leaves, dy = operands(device)
-    product = [SPLIT, SPLIT, MULTIPLY]
     for wants in ((True, True), (True, False), (False, True)):
-        own = [leaves[n].detach().requires_grad_(w) for n, w in zip(("x", "weight"), wants)]  # noqa: B905
-        started.clear()
-        y = linear(*own)
-        assert started == product
+        pairs = zip(("x", "weight"), wants, strict=True)
+        y = linear(*(leaves[n].detach().requires_grad_(want) for n, want in pairs))
         started.clear()
         y.backward(dy)
-        assert started == product * sum(wants)
-
-
-@pytest.mark.interpreter
-def test_a_product_that_does_not_pay_is_torch_s(device, started, monkeypatch):
-    """y and d_x have too few results here, d_W has enough."""
-    shape = (20, 136, 140)
-    monkeypatch.setattr(route, "MIN_SPLIT_RESULTS", 136 * 140)
-    assert misses_linear(device, shape) == []
-    assert started.count(MULTIPLY) == 1
-    monkeypatch.setattr(route, "MIN_SPLIT_RESULTS", 1 << 20)
-    started.clear()
-    leaves, dy = operands(device, shape)
-    torch_s = step(leaves, dy, functional.linear)
-    assert same(step(leaves, dy), torch_s) and not started
-
-
-@pytest.mark.interpreter
-def test_ieee_please(device, started, monkeypatch):
-    """FUSEDLIB_SPLIT=0."""
-    monkeypatch.setattr(route, "SPLITTING_ALLOWED", False)
-    leaves, dy = operands(device)
-    torch_s = step(leaves, dy, functional.linear)
-    assert same(step(leaves, dy), torch_s) and not started
-
-
-@pytest.mark.interpreter
-def test_a_tensor_left_over_from_a_transform(device, started):
-    leaves, _ = operands(device)
-    kept = []
-    torch.func.grad(lambda x: kept.append(x) or x.sum())(leaves["x"].detach())
-    assert torch.equal(linear(kept[0], leaves["weight"]), linear(leaves["x"], leaves["weight"]))
-    assert started.count(MULTIPLY) == 2
-
-
-@pytest.mark.interpreter
-def test_a_norm_s_output_is_computed_again_for_it(device, monkeypatch):
-    """What the layer keeps is the norm's output, which need not be kept."""
-    leaves, dy = operands(device)
-    own, calls, again = list(leaves.values()), [], recomputed._again
-    monkeypatch.setattr(recomputed, "_again", lambda *given: calls.append(1) or again(*given))
-    scale = torch.rand(SMALL[1])
-
-    def step(forgets: bool) -> list[Tensor]:
-        y = fusedlib.rms_norm(own[0], scale)
-        z = linear(y, *own[1:])
-        return [z.detach(), *grad(recompute_in_backward(y, z) if forgets else z, own, dy)]
-
-    assert same(step(True), step(False)) and len(calls) == 1
-
-
-# --- the loss ------------------------------------------------------------------------------------
-
-
-PADDED, WHOLE = 201, 224  # rows of logits
-
-
-@pytest.mark.interpreter
-@pytest.mark.parametrize(
-    ("settings", "vocabulary", "chunked"),
-    [("plain", WHOLE, False), ("all, mean", PADDED, True), ("all, by token", WHOLE, False)],
-)  # fmt: skip
-def test_the_loss_by_the_same_product(device, started, monkeypatch, settings, vocabulary, chunked):
-    loss_cases.cut_in_four(monkeypatch, loss_kernels)
-    tokens, width = 140, 136
-    if chunked:
-        row_bytes = loss_kernels.row_stride(vocabulary, 4) * 4
-        monkeypatch.setattr(loss_kernels, "LOGITS_BYTES", 60 * row_bytes)
-        monkeypatch.setattr(loss_kernels, "ROWS", 20)
-    shape = tokens, width, vocabulary
-    assert loss_cases.misses(device, "float32", shape, **loss_cases.SETTINGS[settings]) == []
-    chunks = 3 if chunked else 1
-    again = chunks if "token" in settings else 0
-    assert started.count(MULTIPLY) == 3 * chunks + again
-
-
-@pytest.mark.interpreter
-def test_the_loss_at_another_precision_is_torch_s(device, started):
-    leaves, target, _ = loss_cases.drawn(device, "float32")
-    with matmul_settings("high", False):
-        loss_cases.step(leaves, target)
-    assert MULTIPLY not in started
+        assert started.count("_split_product_kernel") == sum(wants)
 
 
 # --- what looks at operators ---------------------------------------------------------------------
@@ -654,9 +213,8 @@ EXPORTED = {
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("name", EXPORTED)
-def test_an_export_keeps_the_number_of_tokens_open(device, monkeypatch, name):
+def test_an_export_keeps_the_number_of_tokens_open(device, name):
     """Within any bounds: no code asks how many there are."""
-    monkeypatch.undo()  # whether products are large enough to be split is asked again
 
     class Module(nn.Module):
         def forward(self, x, w):
@@ -734,27 +292,33 @@ def test_an_optimizer_that_steps_in_backward(device, save, reduction):
 # --- whole models --------------------------------------------------------------------------------
 
 
-def patched_model(name="Llama", width=64, **switches):
+def patched_model(name="Llama", width=64):
     plain = llama_models.make(name, num_hidden_layers=1, hidden_size=width)
     patched = copy.deepcopy(plain)
-    return plain, patched, fusedlib.apply_to(patched, **switches)
+    fusedlib.apply_to(patched)
+    return plain, patched
 
 
 @pytest.mark.interpreter
-def test_a_model_s_projections_and_loss(device, started):
-    plain, patched, report = patched_model("Qwen2", 256)  # long sums: see linear_LONG
-    assert len(report.replaced["linear"]) == 5
-    assert llama_models.misses_of(plain, patched, *llama_models.tokens()) == []
-    assert started.count(MULTIPLY) == 3 * 3  # q, k and v as one, o, and the loss
-    started.clear()
-    patched.eval()(llama_models.tokens()[0])
-    assert started.count(MULTIPLY) == 3
+def test_a_model_s_projections_and_loss(device, split, monkeypatch):
+    """Also as one graph, whose numbers are the model's own."""
+    started = note_launches(monkeypatch)
+    plain, patched = patched_model("Qwen2", 256)  # sums in which the parts' error is not the most
+    ids, labels = llama_models.tokens()
+    assert llama_models.misses_of(plain, patched, ids, labels) == []
+    assert started.count("_split_product_kernel") == 3 * 3  # q, k and v as one, o, and the loss
+    torch._dynamo.reset()
+    compiled = torch.compile(patched, backend="aot_eager", fullgraph=True)
+    weights = list(patched.parameters())
+    found, wanted = (grad(m(ids, labels=labels).loss, weights) for m in (compiled, patched))
+    for f, w in zip(found, wanted, strict=True):
+        torch.testing.assert_close(f, w)
 
 
 @pytest.mark.interpreter
 def test_tensors_that_leave_a_model_carry_nothing(device):
     """Where norms run by a kernel: their output was computed again by what hung on it."""
-    _, patched, _ = patched_model()
+    _, patched = patched_model()
     given = []
     patched.model.norm.register_forward_pre_hook(lambda _, x: given.append(weakref.ref(x[0])))
     ids, _ = llama_models.tokens()
@@ -768,107 +332,26 @@ def test_tensors_that_leave_a_model_carry_nothing(device):
     assert given[0]() is None
 
 
-@pytest.mark.interpreter
-def test_a_model_s_projections_one_by_one(device, started):
-    ids, labels = llama_models.tokens()
-    off = {"mlp": False, "attention": False, "loss": False}
-    plain, patched, report = patched_model(**off)
-    assert len(report.replaced["linear"]) == 8
-    loss, wanted = (m(ids, labels=labels).loss for m in (patched, plain))
-    loss.backward()
-    wanted.backward()
-    assert started.count(MULTIPLY) == 3 * 8
-    for ours, theirs in zip(patched.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad)
-    _, patched, _ = patched_model(linear=False, loss=False)
-    started.clear()
-    patched(ids, labels=labels).loss.backward()
-    assert MULTIPLY not in started
+# --- the module, and in plain PyTorch ------------------------------------------------------------
 
 
-@pytest.mark.interpreter
-def test_a_graph_of_a_whole_model(device):
-    """One, and the model's own numbers."""
-    _, patched, _ = patched_model()
-    torch._dynamo.reset()
-    compiled = torch.compile(patched, backend="aot_eager", fullgraph=True)
-    ids, labels = llama_models.tokens()
-    weights = list(patched.parameters())
-    actual, wanted = (
-        grad(m(ids, labels=labels).loss, weights) for m in (compiled, patched)
-    )  # fmt: skip
-    for f, w in zip(actual, wanted, strict=True):
-        torch.testing.assert_close(f, w)
-
-
-@pytest.mark.interpreter
-def test_broken_parts_are_rejected(device, monkeypatch):
-    without_scales(monkeypatch)
-    assert misses_linear(device, SMALL) != []
-    assert contract_misses_of(device, SMALL, "normal") != []
-
-
-@pytest.mark.interpreter
-def test_a_loss_whose_chunks_are_not_added_is_rejected(device, monkeypatch):
-    shape = 140, 136, 201
-    monkeypatch.setattr(loss_kernels, "LOGITS_BYTES", 60 * loss_kernels.row_stride(201, 4) * 4)
-    monkeypatch.setattr(loss_kernels, "ROWS", 20)
-    add = loss_kernels._add_product
-    monkeypatch.setattr(loss_kernels, "_add_product", lambda total, *rest: add(None, *rest))
-    assert loss_cases.misses(device, "float32", shape) != []
-
-
-@pytest.mark.interpreter
-def test_gradients_by_torch_where_backward_is_differentiated(device, started):
-    leaves, dy = operands(device)
-    y = linear(**leaves)
-    started.clear()
-    d_x, _ = grad(y, (leaves["x"], leaves["weight"]), dy, create_graph=True)
-    assert not started and d_x.requires_grad
-
-
-# --- teeth ---------------------------------------------------------------------------------------
-
-# What stands in `fusedlib.ops.linear.operator`, what the fault has there.
-BROKEN = {
-    "bias left out": ("y += bias", "pass"),
-    "d_b of the first tokens": ("rows.sum(0)", "rows[1:].sum(0)"),
-    "d_W of other tokens": ("product(rows.t(),", "product(rows.roll(1, 0).t(),"),
-    "d_x a thousandth off": ("product(rows, weight)", "product(rows * 1.001, weight)"),
-    "y a thousandth off": ("split_mm(rows, weight.t())", "split_mm(rows * 1.001, weight.t())"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("fault", BROKEN)
-def test_a_broken_layer_is_rejected(device, monkeypatch, tmp_path, fault):
-    broken = rewritten(monkeypatch, tmp_path, operators, *BROKEN[fault])
-    monkeypatch.setattr(operators, "LinearFunction", broken.LinearFunction)
-    assert misses_linear(device, USUAL[device]) != []
-
-
-# --- in plain PyTorch ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_plain_pytorch_vs_float64(dtype):
-    assert misses_linear("cpu", LONG, dtype) == []
-
-
-def test_derivatives_of_both_orders_in_float64():
-    shapes = (2, 3, 5), (4, 5), (4,)
-    operands = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
-    assert gradcheck(linear, operands) and gradgradcheck(linear, operands)
-
-
-def test_a_module_is_drawn_as_torch_s():
-    for bias in (True, False):
-        torch.manual_seed(3)
-        plain = nn.Linear(7, 5, bias, dtype=torch.float64)
-        torch.manual_seed(3)
-        made = Linear(7, 5, bias, dtype=torch.float64)
-        assert all(map(torch.equal, made.parameters(), plain.parameters()))
+@pytest.mark.plain
+@pytest.mark.parametrize("bias", [True, False])
+def test_module(device, bias):
+    """Drawn, named, shown and stored as torch's; by the same parameters the same results."""
+    plain, made = (
+        (torch.manual_seed(3), kind(USUAL[1], USUAL[2], bias, device=device))[1]
+        for kind in (nn.Linear, Linear)
+    )
+    assert same(made.state_dict().values(), plain.state_dict().values())
+    assert list(made.state_dict()) == list(plain.state_dict()) and str(made) == str(plain)
     assert isinstance(made, nn.Linear) and Linear(7, 5, device="meta").weight.is_meta
     assert torch.equal(copy.deepcopy(made).weight, made.weight)
+    shared = Linear.from_torch(plain.eval())
+    assert shared.weight is plain.weight and shared.bias is plain.bias and not shared.training
+    x = drawn(device, torch.float32, 36, USUAL[1], seed=0)
+    wanted = functional.linear(x, plain.weight, plain.bias)
+    assert all(close([module(input=x)], [wanted]) for module in (made, shared))
 
 
 class Doubling(nn.Linear):
@@ -911,14 +394,7 @@ X, W, B = torch.zeros(3, 8), torch.zeros(5, 8), torch.zeros(5)
     ("call", "words"),
     [
         (lambda: linear(X[0, 0], W), r"x must be \(..., in_features\), got a scalar"),
-        (lambda: linear(X[:, :7], W), r"x must be \(..., 8\) for weight \(5, 8\), got \(3, 7\)"),
-        (lambda: linear(X, W[0]), r"weight must be \(out_features, in_features\), got \(8,\)"),
-        (lambda: linear(X, W, B[:4]), r"bias must be \(5,\) for weight \(5, 8\), got \(4,\)"),
-        (lambda: linear(X, W, B[:, None]), r"bias must be \(5,\).*got \(5, 1\)"),
         (lambda: linear(X, W.half()), "weight is torch.float16, x is torch.float32.*autocast"),
-        (lambda: linear(X, W, B.double()), "bias is torch.float64, x is torch.float32"),
-        (lambda: linear(X, W.to("meta")), "weight is on meta, x on cpu"),
-        (lambda: linear(X, W, B.to("meta")), "bias is on meta, x on cpu"),
         (lambda: Linear(0, 3), "in_features must be a whole number of at least 1, got 0"),
         (lambda: Linear.from_torch(nn.Linear(0, 3)), "in_features must be .* at least 1, got 0"),
         (lambda: Linear(True, 3), "in_features must be a whole number of at least 1, got True"),
@@ -930,98 +406,54 @@ def test_what_does_not_fit_is_refused(call, words):
         call()
 
 
-@pytest.mark.parametrize("name", ["x", "weight", "bias"])
-def test_what_is_no_tensor_is_refused(name):
-    operands = {"x": X, "weight": W, "bias": B} | {name: [1.0]}
-    with pytest.raises(TypeError, match=rf"{name} must be a torch.Tensor, got the list \[1.0\]"):
-        linear(**operands)
+class Noting(Tensor):
+    seen: list[str] = []  # noqa: RUF012
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        cls.seen.append(getattr(function, "__name__", ""))
+        return super().__torch_function__(function, types, args, kwargs or {})
 
 
-def test_traced_by_torch_fx():
-    layer, x = Linear(8, 5), torch.randn(3, 8)
-    assert torch.equal(torch.fx.symbolic_trace(layer)(x), layer(x))
-
-
-def test_what_has_no_strides_is_torch_s():
+@pytest.mark.filterwarnings("ignore:.*CSR")
+def test_subclasses_and_what_has_no_strides_see_torch_s_linear():
+    """They may have rules for that alone."""
     x, weight = torch.randn(3, 8), torch.randn(5, 8)
     wanted = functional.linear(x, weight)
+    y = linear(x.as_subclass(Noting), weight)
+    assert "linear" in Noting.seen and torch.equal(y.as_subclass(Tensor), wanted)
     nested = torch.nested.nested_tensor([x, x[:2]])
     torch.testing.assert_close(linear(nested, weight).unbind()[0], wanted)
-    for operands in ((x.to_sparse(), weight), (x, weight.to_sparse()), (x.to_sparse_csr(), weight)):
-        torch.testing.assert_close(linear(*operands), wanted)
+    for given in ((x.to_sparse(), weight), (x, weight.to_sparse()), (x.to_sparse_csr(), weight)):
+        torch.testing.assert_close(linear(*given), wanted)
+    layer = Linear(8, 5)
+    assert torch.equal(torch.fx.symbolic_trace(layer)(x), layer(x))
 
 
 # --- on a GPU alone ------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("shape", "count"), [(EVEN, 3), (RAGGED, 3), (SOME, 2)], ids=str)
-def test_errors_vs_cublas(products, shape, count):
-    """Twice, the second time with kept launches."""
+@pytest.mark.parametrize("shape", [(2048, 2048, 2048), USUAL, (384, 2560, 5120)], ids=str)
+def test_errors_vs_cublas(shape):
+    """In norm 0.7 of its own, of what is split; d_x of the last, of few results, is torch's."""
     leaves, dy = operands("cuda", shape)
     wide = {n: t.detach().double().requires_grad_() for n, t in leaves.items()}
     true = step(wide, dy.double(), functional.linear)
-    usual = step(leaves, dy, functional.linear)
-    for _ in range(2):
-        products.clear()
-        actual = step(leaves, dy)
-        assert len(products) == count
-        own, its = (
-            [((f - t).norm() / t.norm()).item() for f, t in zip(each, true, strict=True)][:3]
-            for each in (actual, usual)
-        )
-        assert all(o <= max(0.7 * i, 3e-7) or o == i for o, i in zip(own, its, strict=True)), (
-            own, its,
-        )  # fmt: skip
-    assert misses_linear("cuda", shape) == []
+    for found, usual, exact in zip(
+        step(leaves, dy)[:3], step(leaves, dy, functional.linear)[:3], true[:3], strict=True
+    ):
+        ours, its = (((f - exact).norm() / exact.norm()).item() for f in (found, usual))
+        assert ours <= max(0.7 * its, 3e-7) or ours == its, (ours, its)
 
 
 @pytest.mark.gpu
-def test_small_ones_and_other_dtypes_are_torch_s(products):
-    for dtype, shape in (("float32", (256, 512, 512)), ("bfloat16", EVEN)):
-        leaves, dy = operands("cuda", shape, dtype)
-        actual = step(leaves, dy)
-        assert same(actual, step(leaves, dy, functional.linear))
-    assert not products
-
-
-@pytest.mark.gpu
-def test_as_much_is_kept_as_by_torch():
-    leaves, _ = operands("cuda", EVEN)
-
-    def kept(compute) -> int:
-        before = torch.cuda.memory_allocated()
-        y = compute(**leaves)
-        return torch.cuda.memory_allocated() - before - y.numel() * 4
-
-    for compute in (linear, functional.linear):  # whose first call keeps a workspace
-        kept(compute)
-    assert kept(linear) == kept(functional.linear) == 0
-
-
-@pytest.mark.gpu
-def test_a_cuda_graph_replays_what_a_call_gives_bit_by_bit():
-    leaves, dy = operands("cuda", RAGGED)
-    leaves["weight"].data[7] *= 2.0**20
-    gradient_checks.check_cuda_graph(lambda: step(leaves, dy), lambda: leaves["x"].mul_(-0.5))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("vocabulary", [10000, 10016], ids=["padded", "whole"])
-@pytest.mark.parametrize("settings", ["plain", "all, mean", "all, by token"])
-def test_the_loss_vs_float64(products, settings, vocabulary):
-    shape = 1024, 1024, vocabulary
-    assert loss_cases.misses("cuda", "float32", shape, **loss_cases.SETTINGS[settings]) == []
-    assert len(products) >= 3
-
-
-@pytest.mark.gpu
-def test_the_loss_in_chunks_vs_float64(monkeypatch, products):
-    from fusedlib.ops.loss import kernels
-
-    monkeypatch.setattr(kernels, "LOGITS_BYTES", 1024 * 10016 * 4)
-    assert loss_cases.misses("cuda", "float32", (3000, 1024, 10016)) == []
-    assert len(products) == 8  # of three chunks; the last d_hidden, 952 by 1024, is too small
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("float32", (256, 512, 512)), ("bfloat16", (2048, 2048, 2048))]
+)
+def test_small_ones_and_other_dtypes_are_torch_s(dtype, shape):
+    leaves, dy = operands("cuda", shape, dtype)
+    assert same(step(leaves, dy), step(leaves, dy, functional.linear))
 
 
 def fp32_pair():
@@ -1036,11 +468,9 @@ def fp32_pair():
 
 
 @pytest.mark.gpu
-def test_a_whole_fp32_model_vs_the_plain_one(products):
+def test_a_whole_fp32_model_vs_the_plain_one():
     plain, patched, ids = fp32_pair()
     assert llama_models.misses_of(plain, patched, ids, ids) == []
-    # Of two layers q, o and the MLP, and of the loss; k and v are too small to be split.
-    assert len(products) == 2 * (3 + 3 + 6) + 3
 
 
 @pytest.mark.gpu
@@ -1055,19 +485,3 @@ def test_a_whole_fp32_step_captured_in_a_cuda_graph():
     graph, written = gradient_checks.captured(step)
     graph.replay()
     assert same(written, step())
-
-
-@pytest.mark.gpu
-def test_two_layers_of_one_shape_on_two_streams():
-    layers = [fusedlib.Linear(2048, 2048, device="cuda") for _ in range(2)]
-    x = torch.randn(2048, 2048, device="cuda")
-    wanted = [layer(x) for layer in layers]
-    streams = [torch.cuda.Stream() for _ in layers]
-    actual = []
-    for layer, stream in zip(layers, streams, strict=True):
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            actual.append(layer(x))
-    torch.cuda.synchronize()
-    assert same(actual, wanted)
-    assert isinstance(layers[0], nn.Linear)

@@ -67,6 +67,9 @@ QKV: Faults = {
     "v left out of d_x": ("range(0, q_blocks + k_blocks + v_blocks)",
                           "range(0, q_blocks + k_blocks)"),
     "v's gradient in k's place": ("tl.where(is_k, d_w_k, d_w_v)", "tl.where(is_k, d_w_k, d_w_k)"),
+    "k by v's weight in d_x": ("w_k, w_v))\n        depth", "w_v, w_v))\n        depth"),
+    "biases left out": ("inputs, width, BIASED,", "inputs, width, False,"),
+    "last token left out of d_W": ("tile, tokens, width", "tile, tokens - 1, width"),
 }  # fmt: skip
 
 NORM: Faults = {
@@ -202,11 +205,20 @@ PARTS: Faults = {
         "tl.max(magnitudes, axis=axis) >>",
         "tl.max(magnitudes * 0 + tl.max(magnitudes), axis=axis) >>",
     ),
+    "scales left out": ("return (half + 127) << 23", "return (half * 0 + 127) << 23"),
     "low parts cut": ("(v - high.to(tl.float32)).to", "(v * 0.0).to"),
     "the sign of faint elements lost": ("tl.where(a == 0.0, 0.0,", "tl.where(a == a, 0.0,"),
     "inf in the high part": ("tl.minimum(tl.maximum(tl.abs(v), least), 32768.0)",
                              "tl.maximum(tl.abs(v), least)"),
 }  # fmt: skip
+
+SPLIT_PAIR: Faults = {
+    "gate's rows taken for up's": ("lower_half - upper_rows.to", "source - upper_rows.to"),
+}
+APART: Faults = {name: MLP[name] for name in (
+    "wrong derivative", "gradients swapped", "up left out of the recomputed h",
+    "wrong last ragged gradient",
+)}  # fmt: skip
 
 ROLES: Faults = {  # of the Gluon kernels whose warps have roles; none may leave a warp waiting
     "the activation of up": ("activated, _ = activate(gate,", "activated, _ = activate(up,"),
@@ -217,7 +229,12 @@ ROLES: Faults = {  # of the Gluon kernels whose warps have roles; none may leave
     "gradients swapped": ("gl.store(target + inner, (dh * activated).to(dtype), mask=inside)",
                           "gl.store(target + inner, (dh * up).to(dtype), mask=inside)"),
     "gate's rows taken for up's": ("[i, inner + j], gates_ready", "[i, j], gates_ready"),
+    "the last row not stored": ("(i < tokens)[:, None]", "(i < tokens - 1)[:, None]"),
+    "the last column not stored": ("(j < inner)[None, :]", "(j < inner - 1)[None, :]"),
 }  # fmt: skip
+ROLES_PRODUCT: Faults = {  # of both who fetches and who multiplies
+    "dropped K block": ("range(0, hidden, BLOCK_K)", "range(0, hidden - BLOCK_K, BLOCK_K)"),
+}
 SPLIT_ROLES: Faults = {
     "a span lost": ("total += _scaled", "total = _scaled"),
     "the last rows not stored": ("(i < m)[:, None]", "(i < m - 1)[:, None]"),
@@ -234,6 +251,8 @@ INTERPRETED = (
     (("swiglu_mlp",), "mlp/tiles.py", MLP),
     (("swiglu_mlp of a pair",), "mlp/tiles.py", PAIR),
     (FEW_TOKENS, "mlp/few_tokens/kernels.py", FEW),
+    (("swiglu_mlp apart",), "mlp/tiles.py", APART),
+    (("swiglu_mlp split",), "linear/split/parts.py", SPLIT_PAIR),
     (("geglu_mlp",), "mlp/activation_kernels.py", GELU),
     (("exact geglu_mlp",), "mlp/activation_kernels.py", EXACT_GELU),
     (("q, k and v",), "qkv/kernels.py", QKV),
@@ -248,7 +267,12 @@ INTERPRETED = (
     (FAR_APART, "linear/split/product.py", PRODUCT),
     (FAR_APART, "linear/split/parts.py", PARTS),
 )
+ON_GPU = (  # of paths that the interpreter does not take: by TMA, by wider tiles and spans
+    (("swiglu_mlp by tiles",), "mlp/tiles.py", MLP | PAIR),
+    (FEW_TOKENS, "mlp/few_tokens/kernels.py", FEW),
+)
 ON_HOPPER = (
     (("swiglu_mlp",), "mlp/hopper/epilogue.py", ROLES),
+    (("swiglu_mlp",), "mlp/hopper/kernel.py", ROLES_PRODUCT),
     (FAR_APART, "linear/split/hopper.py", SPLIT_ROLES),
 )

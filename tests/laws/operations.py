@@ -72,6 +72,7 @@ class Operation:
         casts: under autocast operands are cast, as a linear layer's.
         bound: how far an element of a result or gradient may be off, of `bounds`.
         refused: settings that are errors.
+        dense: so are sparse and nested operands.
         public: checks its operands, and has registered operators; or part of a patched model.
         exceptions: laws that do not hold, by a part of their name, and why.
     """
@@ -95,6 +96,7 @@ class Operation:
     casts: bool = False
     bound: Callable[..., bounds.Bounds] | None = None
     refused: tuple[dict[str, Any], ...] = ()
+    dense: bool = False
     public: bool = True
     exceptions: dict[str, str] = field(default_factory=dict)
 
@@ -149,6 +151,13 @@ MLP_BORDERS = tuple(
     {"t": t, "h": h, "i": i} for t, h, i in (
         (1, 256, 512), (1, 1, 1), (64, 512, 1056), (65, 512, 1056), (128, 512, 1056),
         (129, 512, 1056), (257, 1040, 2720), (1030, 16, 16), (37, 501, 1003), (261, 517, 1003),
+        (300, 1040, 2720), (250, 2048, 8192), (1024, 256, 4096), (2064, 80, 2016),
+        (2064, 2320, 2016), (400, 2048, 5632), (65, 64, 20000), (9_000_000, 16, 16),
+    )
+)  # fmt: skip
+FEW_BORDERS = tuple(  # tiles of 16, 32 and 64 columns; spans of 1, 2 and 4
+    {"t": t, "h": h, "i": i} for t, h, i in (
+        (33, 16, 16), (50, 8192, 96), (64, 48, 8208), (61, 4096, 4112), (64, 8192, 8192),
     )
 )  # fmt: skip
 
@@ -189,7 +198,10 @@ EVEN = {"t": 37, "h": 48, "i": 80}
 APART = {"mlp_unfused_tokens": 1 << 40}
 # The kernels of cards that are no Hopper.
 ONLY_TILES = {"mlp_warp_specialized": False, "mlp_unfused_tokens": 64, "mlp_one_wave_configs": {}}
-TMA = {"mlp_interpreter_config": Config(32, 32, 32, 4, 1, 2, persistent=True, descriptors=True)}
+TMA, POINTERS = (
+    {"mlp_interpreter_config": Config(32, 32, 32, 4, 1, 2, persistent=True, descriptors=tma)}
+    for tma in (True, False)
+)
 SPLIT = {  # every fp32 product, in tiles of one block and spans of one tile
     "split_least_size": 1, "split_least_results": 1, "split_least_work": 1, "split_span": 128,
     "split_interpreter_config": Config(128, 128, 64, 4, 1, group_m=2),
@@ -214,35 +226,42 @@ def linear(call: Callable[..., Tensor], apart: int | None = None) -> Operation:
         outputs={"y": "t o"}, dtypes=FP32, tuning=SPLIT, casts=True, bound=bounds.linear,
         sizes={"t": 140, "h": 300, "o": 134}, gpu_sizes={"t": 2050, "h": 1030, "o": 2070},
         more_sizes=({"t": 1}, {"h": 1}, {"o": 1}, {"t": 257, "h": 129}),
-        more_gpu_sizes=({"t": 1024, "h": 2048, "o": 2048}, {"t": 1023}, {"t": 4096}, {"o": 255}),
+        more_gpu_sizes=({"t": 1024, "h": 2048, "o": 2048}, {"t": 1023}, {"t": 4096}, {"o": 255},
+                        {"t": 1024, "h": 10300, "o": 2560}, {"t": 9_000_000, "h": 300, "o": 256}),
+        huge_gpu_sizes={"t": 2**22 + 130, "h": 520, "o": 520},
         reads={"x": "weight", "weight": "x", "bias": ""},
     )  # fmt: skip
 
 
+NEVER_JOINED = {"qkv_joined_elements": 0}
+
+
 def of_each(call: Callable[..., Any]) -> Callable[..., Any]:
     """Of x by the weights of q, k and v, with their biases."""
-    return lambda x, **given: call(x, *([given[f"{kind}_{n}"] for n in "qkv"] for kind in "wb"))
+    return lambda x, **given: call(x, *([given.get(f"{kind}_{n}") for n in "qkv"] for kind in "wb"))
 
 
-def projections(library: ModuleType, **more: Any) -> Operation:
+def projections(
+    library: ModuleType, *, biased: bool = True, split: bool = False, **more: Any
+) -> Operation:  # fmt: skip
     """q, k and v of one x."""
     call = import_module(f"{library.__name__}.ops.qkv.function").projections
     vectors = {"b_q": Operand("q"), "b_k": Operand("k"), "b_v": Operand("k")}
     matrices = {"w_q": weights("q h"), "w_k": weights("k h"), "w_v": weights("k h")}
     return Operation(
-        call=of_each(call),
+        call=of_each(partial(call, split=split)),
         plain=of_each(lambda x, *given: tuple(map(partial(plain_linear, x), *given))),
-        operands={"x": Operand("t h")} | matrices | vectors,
+        operands={"x": Operand("t h")} | matrices | (vectors if biased else {}),
         outputs={"q": "t q", "k": "t k", "v": "t k"}, casts=True, public=False,
         sizes={"t": 37, "h": 48, "q": 80, "k": 16},
         gpu_sizes={"t": 37, "h": 896, "q": 896, "k": 128},
-        more_sizes=({"t": 1}, {"t": 64}, {"t": 65}),
+        more_sizes=({"t": 1}, {"t": 64}, {"t": 65}, {"t": 260}),
         more_gpu_sizes=(
             *({"t": t} for t in (1, 64, 65, 700)), {"t": 70, "h": 80, "q": 144, "k": 48},
             {"t": 300, "h": 2048, "q": 2048, "k": 512},
         ),
         reads={"x": "w_q w_k w_v", **dict.fromkeys(matrices, "x")},
-        exceptions={"batched_gradients": "torch's batched gradients know no flatten"}, **more,
+        **more,
     )  # fmt: skip
 
 
@@ -271,15 +290,18 @@ def rms_norm(ours: Callable[..., Any], names: str, width: int = 43, **settings: 
         sizes={"t": 37, "h": width}, gpu_sizes={"t": 1111, "h": width * 50}, more_sizes=widths,
         huge_gpu_sizes={"t": 2**20 + 33, "h": 2112},
         more_gpu_sizes=({"t": 2048, "h": 1024}, {"t": 2049, "h": 1024}, {"t": 3, "h": 8193},
-                        {"t": 4097, "h": 64}, {"t": 1, "h": 16384}),
+                        {"t": 4097, "h": 64}, {"t": 1, "h": 16384}, {"t": 550, "h": 8192},
+                        {"t": 280, "h": 32768}, {"t": 9_000_000, "h": 8}),
         tuning={"norm_tile": 128, "norm_widest": 128}, keeps=("t",), keeps_fp32=True,
         reads=dict.fromkeys(names.split(), f"{'s' if residual else 'x'} weight"),
-        refused=({"cast": "gpt"}, {"eps": "1"}),
+        refused=({"cast": "gpt"}, {"eps": "1"}), dense=True,
     )  # fmt: skip
 
 
-def rope(call: Callable[..., Any], *, at_positions: bool = False, width: int = 0) -> Operation:
-    """By tables of angles that all differ; at positions of a longer table."""
+def rope(
+    call: Callable[..., Any], *, at_positions: bool = False, width: int = 0, learned: bool = False
+) -> Operation:  # fmt: skip
+    """By tables of angles that all differ, maybe learned; at positions of a longer table."""
 
     def plain(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Any = None) -> Any:
         if positions is not None:
@@ -289,9 +311,13 @@ def rope(call: Callable[..., Any], *, at_positions: bool = False, width: int = 0
 
     def table(of: Callable[[Tensor], Tensor]) -> Operand:
         rows = "l r" if at_positions else "b t r"
-        return constant(rows, lambda t: of(torch.arange(t.numel()) * 0.37).view_as(t))
+        made = constant(rows, lambda t: of(torch.arange(t.numel()) * 0.37).view_as(t))
+        return replace(made, learned=learned)
 
-    operands = {"q": Operand("b n t d"), "k": Operand("b m t d")}
+    def as_projected(normal: Tensor, _: Sizes) -> Tensor:
+        return normal.transpose(1, 2).contiguous().transpose(1, 2)
+
+    operands = {"q": Operand("b n t d", as_projected), "k": Operand("b m t d", as_projected)}
     operands |= {"cos": table(torch.cos), "sin": table(torch.sin)}
     operands |= {"positions": indices("t", below="l")} if at_positions else {}
     wide, settings = ("w", {"width": width}) if width else ("d", {})
@@ -299,6 +325,7 @@ def rope(call: Callable[..., Any], *, at_positions: bool = False, width: int = 0
     models = () if width else (
         {"n": 32, "m": 8, "d": 64, "r": 64}, {"n": 9, "m": 3, "d": 100, "r": 50},
         {"n": 8, "m": 4, "d": 256, "r": 256}, {"b": 3, "t": 1}, {"n": 5, "m": 5, "d": 66, "r": 66},
+        {"b": 70_000, "n": 8, "t": 1, "d": 16, "r": 16}, {"n": 1, "t": 5_000_000, "d": 8, "r": 8},
     )  # fmt: skip
     return Operation(
         call=lambda **given: call(**settings | given), plain=plain, operands=operands,
@@ -308,14 +335,23 @@ def rope(call: Callable[..., Any], *, at_positions: bool = False, width: int = 0
             "b": 1, "n": 32, "m": 1, "t": 2**20 + 33, "d": 66, "r": 66,
         },
         sizes=heads | {"n": 6, "t": 19, "l": 50}, gpu_sizes=heads | {"n": 14, "t": 129, "l": 200},
-        more_sizes=({"t": 1}, {"b": 1, "n": 1}, {} if width else {"d": 66, "r": 66}),
+        more_sizes=({"t": 1}, {"b": 1, "n": 1}, {} if width else {"d": 66, "r": 66},
+                    {"n": 8, "m": 4, "t": 5}),
         tuning={"rope_pairs": 256}, reads=dict.fromkeys("qk", "cos sin positions"),
-        refused=({"width": 4}, {"width": "16"}, {"width": True}),
+        refused=({"width": 4}, {"width": "16"}, {"width": True}), dense=True,
         exceptions={"written_to": "wider results are views of a Function"} if width else {},
     )  # fmt: skip
 
 
 # --- the loss, and log-probabilities -------------------------------------------------------------
+
+
+NO_POLICY = {"temperature": 0}, {"temperature": torch.nan}, {"temperature": "hot"}
+NO_LOSS = (
+    {"label_smoothing": "a"}, {"label_smoothing": 1.5}, {"label_smoothing": torch.nan},
+    {"z_loss": None}, {"z_loss": -1.0}, {"reduction": "avg"},
+    *({"memory": budget} for budget in ("most", 0, True, 1.5e9, None)),
+)  # fmt: skip
 
 
 def loss(
@@ -347,12 +383,20 @@ def loss(
         more_sizes=({"t": 1}, {"v": 1}, {"v": 2}, {"h": 1}, {"t": 16, "v": 64}),
         more_gpu_sizes=(
             {"t": 1}, {"v": 1}, {"v": 128256, "t": 65}, {"t": 512, "h": 2048, "v": 32000},
+            {"t": 517, "h": 384, "v": 1003}, {"t": 33, "h": 77, "v": 16385},
+            {"t": 1030, "h": 16, "v": 16},
+            {"t": 9_000_000, "h": 8, "v": 5},
         ),
         reads=dict.fromkeys(names.split(), names if by_token else ""),
         # By token statistics, weights and losses; else the gradients, that of a half's W in fp32,
         # and which tokens count.
         keeps=("10t", "v") if by_token else ("t h", "v h", "v", "t", ""), keeps_fp32=True,
-        refused=({"ignore_index": 1.5}, {"softcap": 0.0}),
+        gpu_tuning={"loss_logits_bytes": 2**22},
+        refused=(
+            *({"ignore_index": number} for number in (1.5, True, 2**70, -(2**63) - 1)),
+            {"softcap": 0.0}, {"softcap": "a"}, *(NO_POLICY if "tokens" in operands else NO_LOSS),
+        ),
+        dense=True,
     )  # fmt: skip
 
 
@@ -387,6 +431,7 @@ def operations(library: ModuleType) -> dict[str, Operation]:
         "swiglu_mlp of few tokens": half(
             packed=True, sizes=EVEN, gpu_sizes={"t": 37, "h": 512, "i": 1056},
             more_sizes=({"t": 1}, {"t": 64}, {"t": 65}, {"h": 160, "i": 16}),
+            more_gpu_sizes=FEW_BORDERS,
         ),
         "swiglu_mlp apart": half(
             sizes={"t": 65, "h": 48, "i": 32}, tuning=APART, gpu_tuning=APART
@@ -398,6 +443,10 @@ def operations(library: ModuleType) -> dict[str, Operation]:
         "swiglu_mlp split": swiglu_mlp(
             bound=bounds.swiglu_mlp, dtypes=FP32, sizes={"t": 130, "h": 48, "i": 80},
             gpu_sizes={"t": 1032, "h": 1024, "i": 4096}, tuning=SPLIT | {"mlp_fuses_fp32": False},
+            more_gpu_sizes=(  # all products split, none, y and d_x not; ragged
+                {"t": 2048, "h": 2048, "i": 2048}, {"t": 256, "h": 4096, "i": 4096},
+                {"t": 256, "h": 2048, "i": 8192}, {"h": 1040, "i": 4112}, *MLP_BORDERS[:10],
+            ),
         ),
         "geglu_mlp": gated(library.geglu_mlp, reference.geglu_mlp, more_gpu_sizes=MLP_BORDERS[2:8]),
         "swiglu": gated(library.swiglu, reference.swiglu, down=False, packed=True),
@@ -426,21 +475,44 @@ def more_calls(library: ModuleType) -> dict[str, Operation]:
         partial(of.geglu_mlp, approximate="none") for of in (library, reference)
     )
     norm, xent = partial(rms_norm, library.rms_norm), partial(loss, library.linear_cross_entropy)
+    split_loss = partial(
+        replace, dtypes=FP32, tuning=SPLIT | {"loss_logits_bytes": 60 * 896, "loss_rows": 20},
+        sizes={"t": 140, "h": 136, "v": 201}, gpu_sizes={"t": 1024, "h": 1024, "v": 10000},
+        more_sizes=(), more_gpu_sizes=({"v": 10016}, {"t": 3000}),
+    )  # fmt: skip
     return {
         "swiglu_mlp of few tokens, a pair": swiglu_mlp(
             dtypes=HALF, sizes=EVEN, gpu_sizes={"t": 37, "h": 512, "i": 1056},
             more_sizes=({"t": 64, "h": 16, "i": 144}, {"t": 1, "h": 160, "i": 16}),
         ),
+        "swiglu_mlp of persistent programs": swiglu_mlp(
+            dtypes=FP32, bound=bounds.swiglu_mlp, tuning=POINTERS,
+        ),
+        "swiglu_mlp split, packed": swiglu_mlp(
+            packed=True, save="input", dtypes=FP32, sizes={"t": 130, "h": 48, "i": 80},
+            gpu_sizes={"t": 1032, "h": 1024, "i": 4096}, tuning=SPLIT | {"mlp_fuses_fp32": False},
+            bound=bounds.swiglu_mlp, more_gpu_sizes=({"h": 1040, "i": 4112},),
+        ),
+        "geglu_mlp apart": gated(
+            library.geglu_mlp, reference.geglu_mlp, dtypes=HALF, tuning=APART, gpu_tuning=APART,
+            sizes={"t": 65, "h": 48, "i": 32},
+        ),
         "exact geglu_mlp": gated(exact_geglu, exact_plain, packed=True, save="input"),
         "swiglu of a pair": gated(library.swiglu, reference.swiglu, down=False, save="input"),
-        "q, k and v joined": projections(library, tuning={"qkv_joined_elements": 0}),
+        "q, k and v apart": projections(library, tuning=NEVER_JOINED, gpu_tuning=NEVER_JOINED),
+        "q, k and v without biases": projections(library, biased=False),
+        "q, k and v split": projections(library, split=True, dtypes=FP32, tuning=SPLIT),
         "linear with rows far apart": linear(library.linear, 0),
         "linear with terms far apart": linear(library.linear, 1),
         "rms_norm of x alone": norm("x"),
+        "rms_norm of a sum alone": norm("x residual"),
         "rms_norm, litgpt's of a sum": norm("x weight residual", cast="litgpt"),
         "rms_norm of a wide sum": norm("x weight residual", 300),
+        "rope by tables that learn": replace(rope(library.rope, learned=True), bound=None),
         "mean loss, plain": xent(PLAIN),
         "summed loss": xent(EVERY, **ALL, reduction="sum"),
+        "mean loss of split products": split_loss(xent(EVERY, **ALL)),
+        "loss by token of split products": split_loss(xent(EVERY, **ALL, reduction="none")),
         "loss by token, plain": xent(PLAIN, reduction="none"),
         "smoothed loss": xent(PLAIN, label_smoothing=0.3),
         "only smoothing": xent(PLAIN, label_smoothing=1.0),
@@ -450,6 +522,7 @@ def more_calls(library: ModuleType) -> dict[str, Operation]:
         "classes that differ": xent(f"{PLAIN} class_weights", label_smoothing=0.3, z_loss=1e-2),
         "tokens' weights that learn": xent(f"{PLAIN} token_weights", learns="token_weights"),
         "log_probs, plain": log_probs(library, "hidden weight tokens"),
+        "log_probs, a token ignored": log_probs(library, "hidden weight tokens", ignore_index=2),
         "loss and accuracy": replace(
             loss(library.linear_cross_entropy_and_accuracy, PLAIN, with_accuracy),
             outputs={"loss": "", "accuracy": ""}, dtypes=FP32, sizes={"t": 13, "h": 8, "v": 5},
@@ -463,6 +536,8 @@ def more_calls(library: ModuleType) -> dict[str, Operation]:
             library.Linear(1, 1), {"weight": "weight", "bias": "bias"}, "x")),
         "RMSNorm": replace(norm("x weight residual"), call=of_module(
             library.RMSNorm(1), {"weight": "weight"}, "x residual")),
+        "RMSNorm without a weight": replace(norm("x"), call=of_module(
+            library.RMSNorm(1, elementwise_affine=False), {}, "x")),
         "LinearCrossEntropyLoss": replace(xent(EVERY, **ALL), call=of_module(
             library.LinearCrossEntropyLoss(**ALL, class_weights=torch.ones(1)),
             {"class_weights": "class_weights"}, "hidden weight target bias token_weights")),

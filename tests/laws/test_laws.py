@@ -8,10 +8,12 @@ on a GPU.
 operation. `@PLAIN` if it holds of plain PyTorch too; `@of(CALLS)` for all settings and modules.
 """
 
+import gc
 import math
 import random
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -29,7 +31,7 @@ from copied import library_with
 from hypothesis import strategies
 from operations import Named, Operation, shape_of
 from torch import Tensor
-from torch.autograd import grad
+from torch.autograd import forward_ad, grad
 from torch.autograd.graph import saved_tensors_hooks
 
 import fusedlib
@@ -42,7 +44,7 @@ from interpreter import BACKEND, INTERPRETED
 OPERATIONS = operations.operations(fusedlib)
 CALLS = OPERATIONS | operations.more_calls(fusedlib)
 PUBLIC = {name: each for name, each in OPERATIONS.items() if each.public}
-PLAIN = pytest.mark.plain
+PLAIN, HALF = pytest.mark.plain, "bfloat16"
 
 
 class Case:
@@ -278,19 +280,20 @@ def test_results_and_gradients_at_the_borders_of_routes(operation, sizes, device
 @PLAIN
 @of(OPERATIONS)
 @hypothesis.settings(
-    max_examples=4, deadline=None, derandomize=True, database=None,
+    max_examples=4 if ON == "cpu" else 40, deadline=None, derandomize=True, database=None,
     phases=[hypothesis.Phase.generate], suppress_health_check=[*hypothesis.HealthCheck],
 )  # fmt: skip
 @hypothesis.given(data=strategies.data())
 def test_results_and_gradients_at_drawn_sizes(operation, device, data):
-    """Up to half more than usual; widths of heads stay what rope can turn."""
+    """Up to half more than usual, in any dtype; widths of heads stay what rope can turn."""
     usual = operation.gpu_sizes if device == "cuda" else operation.sizes
     step = operation.size_multiple
     sizes = {
         letter: step * data.draw(strategies.integers(1, size * 3 // 2 // step), label=letter)
         for letter, size in usual.items() if letter not in "drw"
     }  # fmt: skip
-    assert wrong(Case(operation, device, **sizes)) == []
+    dtypes = operation.dtypes if device == "cuda" else operation.dtypes[:1]
+    assert wrong(Case(operation, device, data.draw(strategies.sampled_from(dtypes)), **sizes)) == []
 
 
 SCALES = {"faint": 2.0**-30, "small": 2.0**-13, "large": 2.0**13}
@@ -298,7 +301,7 @@ SCALES = {"faint": 2.0**-30, "small": 2.0**-13, "large": 2.0**13}
 
 @PLAIN
 @pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES.keys())
-@of(OPERATIONS)
+@of(OPERATIONS | {n: CALLS[n] for n in CALLS if n.endswith(", plain")})
 def test_numbers_far_from_one(operation, device, scale):
     """The first operand's. bf16 and fp32 have the range; what overflows in PyTorch may here."""
     wanted = [dtype for dtype in operation.dtypes if dtype != "float16"]
@@ -347,6 +350,18 @@ def test_calls_of_all_settings_interleaved_give_what_each_gives_alone(device):
             assert same(call(), alone[name]), name
 
 
+@of(OPERATIONS)
+def test_lengths_one_after_another_give_what_each_gives_alone(operation, device):
+    """What was prepared for one serves no other wrongly: of one, of a multiple of 16, of any."""
+    usual = Case(operation, device).sizes["t"]
+    cases = [Case(operation, device, t=t) for t in (usual, 16, usual + 1, 1)]
+    after = [case.step() for case in cases]
+    for case, found in zip(cases, after, strict=True):
+        tuning.forget()  # of one token that is ignored the loss is NaN
+        both = ([t.nan_to_num() for t in each] for each in (case.step(), found))
+        assert same(*both), case.sizes
+
+
 # --- operands of any layout and size -------------------------------------------------------------
 
 LAYOUTS = {
@@ -382,22 +397,50 @@ def test_operands_of_any_strides(case, layout):
 @PLAIN
 @of(OPERATIONS)
 def test_no_tokens(operation, device):
-    case = Case(operation, device, t=0)
-    shapes = [shape_of(letters, case.sizes) for letters in operation.outputs.values()]
-    assert [y.shape for y in case.results().values()] == shapes
-    for leaf, gradient in zip(case.leaves.values(), case.step()[len(shapes) :], strict=True):
-        assert gradient.shape == leaf.shape and not gradient.any()
+    """Or no sequences."""
+    for letter in {"t", "b"} & operation.sizes.keys():
+        case = Case(operation, device, **{letter: 0})
+        shapes = [shape_of(letters, case.sizes) for letters in operation.outputs.values()]
+        assert [y.shape for y in case.results().values()] == shapes
+        for leaf, gradient in zip(case.leaves.values(), case.step()[len(shapes) :], strict=True):
+            assert gradient.shape == leaf.shape and not gradient.any()
 
 
 @PLAIN
 @of({n: o for n, o in OPERATIONS.items() if next(iter(o.operands.values())).shape[0] == "t"})
 def test_tokens_in_several_dimensions(operation, device):
+    """Or one token without a dimension."""
     case, deep = Case(operation, device, t=12), lambda t: t.unflatten(0, (2, 3, 2))
     tokens = {n: t for n, t in case.operands.items() if operation.operands[n].shape[0] == "t"}
     laid = [{n: deep(t) if t.ndim else t for n, t in of.items()} for of in (case.upstream, tokens)]
     found, flat = case.step(laid[0], **laid[1]), case.step()
     assert all(y.shape[:3] == (2, 3, 2) for y in found[: len(operation.outputs)] if y.ndim)
     assert close([t.reshape(w.shape) for t, w in zip(found, flat, strict=True)], flat)
+    found, flat = (
+        case.step({n: t[at] if t.ndim else t for n, t in case.upstream.items()},
+                  **{n: t[at] for n, t in tokens.items()})
+        for at in (1, slice(1, 2))
+    )  # fmt: skip
+    assert close([t.reshape(w.shape) for t, w in zip(found, flat, strict=True)], flat)
+
+
+OWN_DTYPES = {
+    name: each for name, each in CALLS.items()
+    if HALF in each.dtypes and any(operand.own_dtype for operand in each.operands.values())
+}  # fmt: skip
+
+
+@PLAIN
+@of(OWN_DTYPES)
+def test_operands_of_a_dtype_of_their_own(operation, device):
+    """In fp32 where the first is in half precision; results have the dtypes of PyTorch's."""
+    case = Case(operation, device, HALF)
+    own = {n: t.detach().float().requires_grad_(t.requires_grad)
+           for n, t in case.operands.items() if operation.operands[n].own_dtype}  # fmt: skip
+    case = case.with_operands(**own)
+    found, plain = (case.results(call) for call in (None, operation.plain))
+    assert [y.dtype for y in found.values()] == [y.dtype for y in plain.values()]
+    assert misses(case) == []
 
 
 # --- autograd ------------------------------------------------------------------------------------
@@ -415,6 +458,7 @@ def right_or(words: str) -> Iterator[None]:
 HOLD = {
     "of each subset of operands": checks.check_subsets,
     "again": checks.check_repeated,
+    "accumulated": checks.check_accumulated,
     "checkpointed": checks.check_checkpointed,
     "switched off": lambda compute, leaves, _: checks.check_no_grad(compute, leaves),
 }
@@ -428,12 +472,53 @@ def test_gradients(case, holds):
 
 
 @PLAIN
+@of({name: each for name, each in CALLS.items() if len(each.outputs) > 1})
+def test_gradients_of_one_result_alone(case):
+    """Are those where nothing flows back to the others, or zeros do."""
+    leaves, count = [*case.leaves.values()], len(case.operation.outputs)
+    for name, up in case.upstream.items():
+        zeros = {n: torch.zeros_like(t) for n, t in case.upstream.items()}
+        wanted = case.step(zeros | {name: up})[count:]
+        y = case.results()[name]
+        assert close(grad(y, leaves, up, allow_unused=True, materialize_grads=True), wanted)
+
+
+@PLAIN
 @of(OPERATIONS)
 def test_kept_tensors_may_go_elsewhere_and_come_back(case):
-    """As activations offloaded to another memory do."""
-    wanted = case.step()
+    """As activations offloaded to another memory do; those that stay are not written over."""
+    wanted, kept = case.step(), []
     with saved_tensors_hooks(lambda t: t.detach().to("cpu").clone(), lambda t: t.to(case.device)):
         assert close(case.step(), wanted)
+    with saved_tensors_hooks(lambda t: kept.append((t, t.detach().clone())) or t, lambda t: t):
+        assert same(case.step(), wanted)
+    assert all(torch.equal(t, before) for t, before in kept)
+
+
+@PLAIN
+@of(OPERATIONS)
+def test_each_gradient_has_memory_of_its_own(case):
+    """It may be written to, as by who clips it in place."""
+    compute, leaves, upstream = case
+    compute(**leaves).backward(upstream)
+    for name, leaf in leaves.items():
+        others = [t.grad for other, t in leaves.items() if other != name]
+        before = [t.clone() for t in (*others, upstream)]
+        leaf.grad.add_(1)
+        assert same((*others, upstream), before), name
+
+
+@PLAIN
+@of(OPERATIONS)
+def test_nothing_outlives_a_call(operation, device):
+    case = Case(operation, device)
+    case.step()
+    operands = {n: t.detach().clone().requires_grad_(n in case.leaves)
+                for n, t in case.operands.items()}  # fmt: skip
+    found, watched = case.step(**operands), [weakref.ref(t) for t in operands.values()]
+    del operands
+    gc.collect()
+    assert not any(operand() is not None for operand in watched) and found
 
 
 @of(OPERATIONS)
@@ -585,6 +670,18 @@ def test_transforms_of_torch_func_and_forward_mode(operation, device):
 
 
 @of(OPERATIONS)
+def test_a_tensor_that_a_transform_left_over(case):
+    """Its wrapper is dead: it has no address of its own."""
+    left: list[Tensor] = []
+    name, leaf = next(iter(case.leaves.items()))
+    torch.func.grad(lambda t: (left.append(t * 1), t.sum())[1])(leaf.detach())
+    wanted = case.results()
+    for mode in (nullcontext, torch.no_grad):
+        with mode():
+            assert same(case.results(**{name: left[0]}).values(), wanted.values())
+
+
+@of(OPERATIONS)
 def test_batched_gradients_are_right_or_refused(case):
     compute, leaves, upstream = case
     own, y = [*leaves.values()], compute(**leaves)
@@ -592,6 +689,18 @@ def test_batched_gradients_are_right_or_refused(case):
     with right_or("no batched gradients"):
         batched = grad(y, own, torch.stack([upstream, upstream]), is_grads_batched=True)
         assert close([t for pair in batched for t in pair], [t for t in wanted for _ in "12"])
+
+
+@of(OPERATIONS)
+def test_tangents_of_gradients_are_right_or_refused(case):
+    """Where forward did not see them: gradients are linear in what flows back."""
+    compute, leaves, upstream = case
+    own, y = [*leaves.values()], compute(**leaves)
+    wanted = grad(y, own, upstream, retain_graph=True)
+    with forward_ad.dual_level(), right_or("no tangents"):
+        gradients = grad(y, own, forward_ad.make_dual(upstream, 2 * upstream))
+        found = [forward_ad.unpack_dual(t).tangent for t in gradients]
+        assert close(found, [2 * t for t in wanted])
 
 
 @PLAIN
@@ -693,9 +802,15 @@ def test_operators_are_registered_as_torch_wants_them(case):
 @pytest.mark.gpu
 @of(OPERATIONS)
 def test_a_cuda_graph_replays_what_a_call_gives(operation):
+    """Also of operands, and of what flows back, that were written to since."""
     case = Case(operation, "cuda")
+
+    def change() -> None:
+        for t in (*case.operands.values(), *case.upstream.values()):
+            t.mul_(-0.5) if t.is_floating_point() else t.copy_(t.flip(0))
+
     with tuned(operation):
-        checks.check_cuda_graph(case.step, lambda: next(iter(case.leaves.values())).mul_(-0.5))
+        checks.check_cuda_graph(case.step, change)
 
 
 @pytest.mark.gpu
@@ -773,8 +888,11 @@ def wrong_operands(case: Case) -> Iterator[tuple[str, str, Any]]:
     alike = [name for name in floating if not operands[name].own_dtype]
     for name, operand in operands.items():
         t = case.operands[name].detach()
-        yield name, "no tensor", [1.0]
+        yield name, "no tensor", [1.0] if name != next(iter(operands)) else None
         yield name, "another device", t.to("meta")
+        if case.operation.dense:
+            yield name, "sparse", t.to_sparse()
+            yield name, "nested", torch.nested.nested_tensor([t.float()])
         yield name, "another kind of number", t.long() if name in floating else t.float()
         if name in alike[1:]:
             yield name, "another dtype", t.double()
@@ -840,6 +958,12 @@ def test_a_fault_is_noticed(names, file, right, fault, device, tmp_path):
     with library_with(file, right, fault, tmp_path) as broken:
         table = operations.operations(broken) | operations.more_calls(broken)
         assert any(is_noticed(table[name], device, broken) for name in names)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("names", "file", "right", "fault"), each_fault(faults.ON_GPU))
+def test_a_fault_on_a_card_is_noticed(names, file, right, fault, tmp_path):
+    test_a_fault_is_noticed(names, file, right, fault, "cuda", tmp_path)
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fusedlib.launch.device import has_kernels
-from fusedlib.launch.first_order import outside_autocast
+from fusedlib.launch.first_order import is_transformed_gradient, outside_autocast
 from fusedlib.launch.internals import is_transformed
 from fusedlib.launch.operator import DirectFunction
 from fusedlib.launch.saved import save_operands, saved_operands
@@ -95,11 +95,11 @@ class Projections(DirectFunction):
         """The gradients of x, the weights and the biases, each if it is wanted."""
         x, *weights = saved_operands(ctx)
         wants_x, *wanted = ctx.needs_input_grad
-        d_biases = [
-            dy.flatten(0, -2).sum(0) if wants and dy is not None else None
-            for wants, dy in zip(wanted[3:], upstream, strict=True)
-        ]
         matrices = [None if dy is None else dy.reshape(-1, dy.shape[-1]) for dy in upstream]
+        d_biases = [
+            dy.sum(0) if wants and dy is not None else None
+            for wants, dy in zip(wanted[3:], matrices, strict=True)
+        ]
         d_rows, *d_weights = gradients(
             x if x is None else x.reshape(-1, x.shape[-1]), weights, matrices, wants_x, wanted[:3]
         )
@@ -122,7 +122,12 @@ def gradients(
         wants_weights: d_W of each is.
     """
     every = wants_x and all(wants_weights) and all(dy is not None for dy in upstream)
-    if every and _has_few_tokens(x) and not torch.is_grad_enabled():
+    if (
+        every
+        and _has_few_tokens(x)
+        and not torch.is_grad_enabled()
+        and not any(is_transformed_gradient(dy) for dy in upstream if dy is not None)
+    ):
         few: tuple[Tensor | None, ...] | None = _few_tokens().gradients(x, weights, upstream)
         if few is not None:
             return few

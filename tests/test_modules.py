@@ -1,0 +1,150 @@
+"""What the library's modules are beside their functions: parameters, checkpoints, settings."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import gelu, silu
+
+import fusedlib
+from fusedlib import GeGLUMLP, LinearCrossEntropyLoss, LinearLogProbs, RMSNorm, SwiGLUMLP
+
+HIDDEN, INNER = 12, 20
+
+
+class Plain(nn.Module):
+    """As Hugging Face writes it."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate_proj = nn.Linear(HIDDEN, INNER, bias=False)
+        self.up_proj = nn.Linear(HIDDEN, INNER, bias=False)
+        self.down_proj = nn.Linear(INNER, HIDDEN, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    def __init__(self, mlp, norm):
+        super().__init__()
+        self.mlp, self.norm = mlp, norm
+
+
+def test_checkpoints_go_both_ways_also_through_a_file():
+    ours, plain = Block(SwiGLUMLP(HIDDEN, INNER), RMSNorm(12)), Block(Plain(), nn.RMSNorm(12))
+    ours.norm.weight.data.uniform_()
+    assert list(ours.state_dict()) == list(plain.state_dict())
+    file = io.BytesIO()
+    torch.save(ours.state_dict(), file)
+    file.seek(0)
+    plain.load_state_dict(torch.load(file))
+    again = Block(SwiGLUMLP(HIDDEN, INNER), RMSNorm(12))
+    again.load_state_dict(plain.state_dict())
+    assert all(map(torch.equal, again.state_dict().values(), ours.state_dict().values()))
+    assert torch.equal(plain.mlp.up_proj.weight, ours.mlp.up_proj.weight)
+    x = torch.randn(3, HIDDEN)
+    torch.testing.assert_close(ours.mlp(x), plain.mlp(x))
+
+
+def test_weights_come_to_a_module_without_memory():
+    plain, ours = Plain().to(torch.bfloat16), SwiGLUMLP(HIDDEN, INNER, device="meta")
+    assert ours.up_proj.weight.is_meta
+    assert ours(torch.zeros(3, HIDDEN, device="meta")).shape == (3, HIDDEN)
+    ours.load_state_dict(plain.state_dict(), assign=True)
+    weight = ours.gate_proj.weight
+    assert weight.dtype == torch.bfloat16 and isinstance(weight, nn.Parameter)
+    assert torch.equal(weight, plain.gate_proj.weight)
+    with torch.device("meta"):
+        lazy, norm = SwiGLUMLP(HIDDEN, INNER), RMSNorm(HIDDEN)
+    lazy.to_empty(device="cpu").reset_parameters()
+    assert 0 < lazy.up_proj.weight.abs().max() <= HIDDEN**-0.5
+    norm.to_empty(device="cpu").reset_parameters()
+    assert (norm.weight == 1).all()
+
+
+def test_new_weights_are_drawn_as_linear_draws_them():
+    ours = SwiGLUMLP(256, 1024, dtype=torch.float64)
+    for weight, width in ((ours.gate_proj.weight, 256), (ours.down_proj.weight, 1024)):
+        assert weight.dtype == torch.float64
+        assert 0.99 * width**-0.5 < weight.abs().max() <= width**-0.5
+        assert abs(weight.std() * (3 * width) ** 0.5 - 1) < 0.01
+
+
+def test_mlps_are_ordinary_modules():
+    ours, x = SwiGLUMLP(HIDDEN, INNER, save="input"), torch.randn(3, HIDDEN)
+    twin = copy.deepcopy(ours).half()
+    assert twin.down_proj.weight.dtype == torch.float16 and twin.save == "input"
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(x), ours(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("approximate", ["tanh", "none"])
+def test_hooks_of_an_mlp_s_layers_run(approximate):
+    ours, x = GeGLUMLP(HIDDEN, INNER, approximate=approximate), torch.randn(5, HIDDEN)
+    gate = gelu(ours.gate_proj(x), approximate=approximate)
+    torch.testing.assert_close(ours(x), ours.down_proj(gate * ours.up_proj(x)))
+    ours.up_proj.register_forward_hook(lambda _, __, y: y + 1)
+    torch.testing.assert_close(ours(x), ours.down_proj(gate * ours.up_proj(x)))
+
+
+def test_a_norm_s_settings():
+    assert (RMSNorm(48, dtype=torch.bfloat16).weight == 1).all()
+    module = RMSNorm(48, 1e-2, cast="litgpt", dtype=torch.bfloat16)
+    x = torch.randn(21, 48).bfloat16()
+    with torch.no_grad():
+        module.weight.uniform_()
+        assert torch.equal(module(x), fusedlib.rms_norm(x, module.weight, 1e-2, cast="litgpt"))
+    without = RMSNorm(48, elementwise_affine=False)
+    without.reset_parameters()
+    assert not without.state_dict()
+
+
+def test_a_loss_s_settings_are_read_at_each_call():
+    hidden, weight, target = torch.randn(13, 8), torch.randn(201, 8), torch.arange(13)
+    module = LinearCrossEntropyLoss(label_smoothing=0.1, z_loss=1e-3, reduction="sum")
+    settings = {"label_smoothing": 0.1, "z_loss": 1e-3, "reduction": "sum"}
+    for changed in ({}, {"reduction": "mean", "z_loss": 0.0}, {"softcap": 3.0, "ignore_index": 5}):
+        settings |= changed
+        for name, value in changed.items():
+            setattr(module, name, value)
+        wanted = fusedlib.linear_cross_entropy(hidden, weight, target, **settings)
+        assert torch.equal(module(hidden, weight, target), wanted)
+    assert not list(module.parameters()) and not module.state_dict()
+    assert list(LinearCrossEntropyLoss(class_weights=weight[:, 0]).state_dict()) == [
+        "class_weights"
+    ]
+    module.memory = "most"
+    with pytest.raises(ValueError, match="got 'most'"):
+        module(hidden, weight, target)
+    policy = LinearLogProbs(temperature=0.7, ignore_index=7)
+    log_probs, entropy = policy(hidden, weight, target)
+    assert log_probs[7] == entropy[7] == 0
+    policy.entropy = False
+    assert policy(hidden, weight, target)[1] is None and not list(policy.parameters())
+
+
+@pytest.mark.parametrize(
+    ("module", "faulty"),
+    [
+        (SwiGLUMLP, {"hidden_size": 0}), (SwiGLUMLP, {"intermediate_size": -2}),
+        (SwiGLUMLP, {"hidden_size": "4"}), (SwiGLUMLP, {"hidden_size": 4.5}),
+        (SwiGLUMLP, {"save": "x"}), (GeGLUMLP, {"approximate": "Tanh"}),
+        (RMSNorm, {"hidden_size": True}), (RMSNorm, {"hidden_size": 0}),
+        (RMSNorm, {"eps": "a"}), (RMSNorm, {"cast": "no"}),
+        (LinearCrossEntropyLoss, {"reduction": "avg"}), (LinearLogProbs, {"temperature": -1}),
+    ],
+)  # fmt: skip
+def test_faulty_settings_are_named_with_their_value(module, faulty):
+    sizes = {SwiGLUMLP: (4, 4), GeGLUMLP: (4, 4), RMSNorm: (4,)}.get(module, ())
+    names = ("hidden_size", "intermediate_size")
+    [(name, value)] = faulty.items()
+    with pytest.raises(ValueError, match=f"{name} must .*got {value!r}"):
+        module(**dict(zip(names, sizes, strict=False)) | faulty)
+
+
+def test_apply_to_takes_a_module():
+    with pytest.raises(TypeError, match="changes a torch.nn.Module, got int"):
+        fusedlib.apply_to(3)
