@@ -18,7 +18,7 @@ WORKERS := 2
 FRESH   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report study record render figures slides docs tensorboard list machine pack lab test test-fast test-long test-newest test-mutants test-gpu lint lock clean
+.PHONY: help setup report study record render figures slides docs tensorboard list machine pack lab test test-fast test-long test-newest test-gpu lint lock clean
 
 export FUSEDLIB_MACHINE := $(or $(MACHINE),$(FUSEDLIB_MACHINE))
 ifeq ($(FUSEDLIB_MACHINE),)
@@ -59,7 +59,7 @@ help: ## list what make can do
 	@echo '  MACHINE=name              the name that this machine'"'"'s rows are filed under'
 	@echo '  MINUTES=25 NAME= DRY=1    of make record: how long, which recording, only say what it takes'
 	@echo '  PACKED=folder             of make record: gets the recording as one file after each study'
-	@echo '  ARGS="..."                further arguments for pytest, the mutants or JupyterLab'
+	@echo '  ARGS="..."                further arguments for pytest or JupyterLab'
 	@echo '  WORKERS=2                 processes that share the tests'
 
 setup: ## make the environment, or check the one given
@@ -133,10 +133,6 @@ test-newest: ## tests of patched models with the newest transformers, in a folde
 	@$(RUN) -m pip install --disable-pip-version-check --quiet --upgrade --target "$(NEWEST)" transformers
 	@PYTHONPATH="$(CURDIR)/$(NEWEST)$${PYTHONPATH:+:$$PYTHONPATH}"; export PYTHONPATH; \
 		$(RUN) -m pytest -m "not gpu and not long" $(PATCHED) $(ARGS)
-
-test-mutants: ## the faults of tests/mutants.toml, each in a copy of the project: do the tests see them
-	$(call READY,test)
-	@$(RUN) tests/run_mutants.py --workers "$(WORKERS)" $(ARGS)
 
 test-gpu: ## the tests that need a GPU
 	$(call READY,test-gpu)
