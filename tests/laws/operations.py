@@ -476,8 +476,8 @@ def more_calls(library: ModuleType) -> dict[str, Operation]:
     )
     norm, xent = partial(rms_norm, library.rms_norm), partial(loss, library.linear_cross_entropy)
     split_loss = partial(
-        replace, dtypes=FP32, tuning=SPLIT | {"loss_logits_bytes": 60 * 896, "loss_rows": 20},
-        sizes={"t": 140, "h": 136, "v": 201}, gpu_sizes={"t": 1024, "h": 1024, "v": 10000},
+        replace, dtypes=FP32, tuning=SPLIT | {"loss_logits_bytes": 20 * 896, "loss_rows": 10},
+        sizes={"t": 70, "h": 136, "v": 201}, gpu_sizes={"t": 1024, "h": 1024, "v": 10000},
         more_sizes=(), more_gpu_sizes=({"v": 10016}, {"t": 3000}),
     )  # fmt: skip
     return {

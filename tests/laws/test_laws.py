@@ -330,6 +330,8 @@ def settings_of(device: str) -> list[tuple[str, Callable[[], list[Tensor]]]]:
     found: list[tuple[str, Callable[[], list[Tensor]]]] = []
     for name, operation in CALLS.items():
         every = device == "cuda" or name in OPERATIONS
+        if not every and "split_span" in operation.tuning:
+            continue  # as nothing is tuned here, its products are torch's
         for dtype in operation.dtypes if every else operation.dtypes[:1]:
             case = Case(operation, device, dtype)
             frozen = {n: t.detach() for n, t in case.leaves.items()}

@@ -19,7 +19,6 @@ from torch.nn.functional import gelu, silu
 import fusedlib
 from fusedlib import tuning
 from fusedlib.launch.config import Config
-from fusedlib.ops.linear.split import product as products
 from interpreter import INTERPRETED
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -211,6 +210,8 @@ def test_other_shapes_vs_the_contract(device, shape, turned):
 
 def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Other kernels and tiles than a call of this size takes here."""
+    from fusedlib.ops.linear.split import product as products
+
     if INTERPRETED:
         with tuning.override(split_interpreter_config=Config(64, 32, 32, 4, 1, group_m=2)):
             yield "small blocks, several of a tile"
