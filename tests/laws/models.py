@@ -1251,7 +1251,7 @@ FAULTS = {
         "patch/apply.py", "None if dtype == torch.float32 else", "None if True else",
         "Llama, bfloat16"),
     "a gradient overwritten": ("ops/qkv/function.py", "d_rows.addmm_(dy, weight)",
-                               "torch.mm(dy, weight)", "Llama"),
+                               "torch.mm(dy, weight)", "q_proj frozen, later"),
     "a hook of a projection ignored": (
         "ops/fused_class.py", 'child.__dict__ or has_hooks(child, BRING_TO_READERS)',
         "child.__dict__", "register_forward_hook of gate_proj, later"),

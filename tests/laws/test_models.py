@@ -214,8 +214,11 @@ def is_noticed(situation: Situation, device: str, library: Any) -> bool:
 @pytest.mark.parametrize("fault", models.FAULTS)
 def test_a_fault_is_noticed(fault, tmp_path):
     file, right, wrong, name = models.FAULTS[fault]
-    with library_with(file, right, wrong, tmp_path) as broken:
-        assert is_noticed(ON_CPU.get(name) or TRUTHS[name], "cpu", broken)
+    situation = ON_CPU.get(name) or TRUTHS[name]
+    with library_with(file, right, right, tmp_path / "whole") as copied:
+        assert wrongs(situation, "cpu", copied) == []
+    with library_with(file, right, wrong, tmp_path / "broken") as broken:
+        assert is_noticed(situation, "cpu", broken)
 
 
 @pytest.mark.interpreter
@@ -306,6 +309,13 @@ def test_logits_are_there_where_they_are_asked_for():
         there = len(output) > 1 if "return_dict" in asked else output.logits is not None
         assert there == given, (training, asked)
     assert model(ids, skip_logits=True).logits is not None  # without labels
+
+
+def test_a_batch_without_any_label_leaves_gradients_of_0():
+    """Whatever its loss is divided by, where the unpatched model's weights become NaN."""
+    model, (ids, _) = patched_model(), tokens()
+    model(ids, labels=0 * ids - 100, num_items_in_batch=torch.tensor(0)).loss.backward()
+    assert not any(p.grad.isnan().any() or p.grad.any() for p in model.parameters())
 
 
 def test_hooks_that_bring_weights_and_those_that_went_leave_the_loss_fused():
