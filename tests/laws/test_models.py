@@ -1,4 +1,4 @@
-"""What holds of a patched model in every situation of `models.py`.
+"""What holds of a patched model in every situation of `situations.py`.
 
     python -m pytest tests/laws/test_models.py -k "Phi3"                     plain PyTorch, or a GPU
     TRITON_INTERPRET=1 python -m pytest tests/laws/test_models.py -k "gelu"  the kernels, on a CPU
@@ -24,16 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import situations
 import torch
 from copied import library_with
+from situations import SHARES, SWITCHES, Situation, transformers
 from torch import Tensor, nn
-
-import models
-from models import SHARES, SWITCHES, Situation
-
-pytest.importorskip("transformers")
-
-import transformers
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -46,8 +41,8 @@ from interpreter import INTERPRETED
 from llama_models import make, tokens, truth_of
 
 PLAIN = pytest.mark.plain
-ON_CPU, TRUTHS = models.plain_only(), models.truths()
-IN_KERNELS = models.in_kernels(ON_CPU)
+ON_CPU, TRUTHS = situations.plain_only(), situations.truths()
+IN_KERNELS = situations.in_kernels(ON_CPU)
 WIDE = {"hidden_size": 256, "intermediate_size": 688}
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -211,9 +206,9 @@ def is_noticed(situation: Situation, device: str, library: Any) -> bool:
         return True
 
 
-@pytest.mark.parametrize("fault", models.FAULTS)
+@pytest.mark.parametrize("fault", situations.FAULTS)
 def test_a_fault_is_noticed(fault, tmp_path):
-    file, right, wrong, name = models.FAULTS[fault]
+    file, right, wrong, name = situations.FAULTS[fault]
     situation = ON_CPU.get(name) or TRUTHS[name]
     with library_with(file, right, right, tmp_path / "whole") as copied:
         assert wrongs(situation, "cpu", copied) == []
@@ -222,13 +217,13 @@ def test_a_fault_is_noticed(fault, tmp_path):
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("fault", models.FAULTS_OF_NORMED_HEADS)
+@pytest.mark.parametrize("fault", situations.FAULTS_OF_NORMED_HEADS)
 def test_a_fault_of_normed_heads_is_noticed(fault, device, tmp_path):
-    right, wrong = models.FAULTS_OF_NORMED_HEADS[fault]
+    right, wrong = situations.FAULTS_OF_NORMED_HEADS[fault]
     with library_with("ops/rope/kernels.py", right, wrong, tmp_path) as broken:
         tuned = import_module(f"{broken.__name__}.tuning").override
         with tuned(norm_tile=512, rope_pairs=512):
-            assert is_noticed(IN_KERNELS[models.UNEVEN], device, broken)
+            assert is_noticed(IN_KERNELS[situations.UNEVEN], device, broken)
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -325,7 +320,7 @@ def test_hooks_that_bring_weights_and_those_that_went_leave_the_loss_fused():
     bring.__module__ = "deepspeed.runtime.zero.parameter_offload"
     brought, model, (ids, labels) = [], patched_model(), tokens()
     model.lm_head.register_forward_hook(lambda module, given, found: 2 * found).remove()
-    for path in models.HOOKED:
+    for path in situations.HOOKED:
         model.get_submodule(path).register_forward_hook(bring)
     assert model(ids, labels=labels).logits is None and model.lm_head in brought
 
@@ -604,13 +599,13 @@ def test_a_step_captured_in_a_cuda_graph():
         loss.backward()
     graph.replay()
     torch.cuda.synchronize()
-    found = {"loss": loss.detach().clone()} | models.gradients(model)
-    torch.testing.assert_close(found, models.learned(model))
+    found = {"loss": loss.detach().clone()} | situations.gradients(model)
+    torch.testing.assert_close(found, situations.learned(model))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("adapt", [models.stays, models.adapted(target_modules=["q_proj"])])
+@pytest.mark.parametrize("adapt", [situations.stays, situations.adapted(target_modules=["q_proj"])])
 def test_data_parallel_trains_as_the_plain_model(adapt):
     found = []
     for model in (make(), patched_model()):
@@ -619,5 +614,5 @@ def test_data_parallel_trains_as_the_plain_model(adapt):
         model = adapt(model) or model
         ids, labels = tokens("cuda", shape=(4, 33))
         nn.DataParallel(model)(input_ids=ids, labels=labels).loss.sum().backward()
-        found.append(models.gradients(model))
+        found.append(situations.gradients(model))
     torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
