@@ -1002,7 +1002,7 @@ def calls() -> Situations:
         )  # fmt: skip
     for name in (*NAMES, "Gemma2", "SmolLM3"):
         table[f"generates, {name}"] = of_family(name, "float64", use=generated)
-    for name in ("Llama", "Ministral", "Ernie4_5", "Gemma"):
+    for name in ("Ministral", "Ernie4_5"):
         table[f"compiled, {name}"] = of_family(name, use=compiled)
     for name, window in itertools.product(("Phi3", "SmolLM3"), (TOKENS - 1, TOKENS)):
         settings = {"sliding_window": window}

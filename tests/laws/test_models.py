@@ -441,7 +441,7 @@ def test_no_mask_is_made_while_a_cuda_graph_is_captured(monkeypatch, masked):
 
 @pytest.mark.parametrize(
     ("name", "settings", "masked"),
-    [("Llama", {}, False), ("Olmo2", {}, False), ("Phi3", {"sliding_window": 33}, False),
+    [("Llama", {}, False), ("Phi3", {"sliding_window": 33}, False),
      ("Phi3", {"sliding_window": 32}, True)],
 )  # fmt: skip
 def test_compiled_attention_has_a_mask_only_where_tokens_reach_beyond_a_window(
