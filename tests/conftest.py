@@ -19,7 +19,7 @@ RENDERING = ("nbconvert", "typst", "pypandoc")
 MISSING = [name for name in RENDERING if find_spec(name) is None]
 collect_ignore_glob = ["test_report_*.py"] if MISSING else []
 # These import kernels, and there is no Triton but for Linux.
-OF_KERNELS = ["grids", "linear", "loss", "norm", "plans", "projections", "rope",
+OF_KERNELS = ["decoder_layer", "grids", "linear", "loss", "norm", "plans", "projections", "rope",
               "swiglu"]  # fmt: skip
 if find_spec("triton") is None:
     MISSING.append("triton")
