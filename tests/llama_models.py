@@ -26,7 +26,7 @@ def make(name="Llama", **settings):
 
     config = getattr(transformers, f"{name}Config")(**SIZES | settings)
     torch.manual_seed(1)
-    model = getattr(transformers, f"{name}ForCausalLM")(config).train()
+    model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).train()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:

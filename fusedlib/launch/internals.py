@@ -84,8 +84,10 @@ COMPILED_CALL = "_compiled_call_impl"  # in the `__dict__` of a module that was 
 
 def hooks_of(module: Any) -> Iterator[Any]:
     """The hooks that were registered on a module and run when it is called."""
-    for hooks in own_hooks(module.__dict__):
-        yield from hooks.values()
+    yield from module._forward_hooks.values()
+    yield from module._forward_pre_hooks.values()
+    yield from module._backward_hooks.values()
+    yield from module._backward_pre_hooks.values()
 
 
 def has_global_hooks() -> bool:

@@ -1,0 +1,618 @@
+"""What holds of a patched model in every situation of `situations.py`.
+
+    python -m pytest tests/laws/test_models.py -k "Phi3"                     plain PyTorch, or a GPU
+    TRITON_INTERPRET=1 python -m pytest tests/laws/test_models.py -k "gelu"  the kernels, on a CPU
+
+Right is what the unpatched model does in the same situation.
+"""
+
+import contextlib
+import copy
+import gc
+import inspect
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import warnings
+import weakref
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import situations
+import torch
+from copied import library_with
+from situations import SHARES, SWITCHES, Situation, transformers
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fusedlib
+import limits
+from fusedlib import tuning
+from fusedlib.bench.check import errors, misses
+from fusedlib.patch import cache_argument
+from interpreter import INTERPRETED
+from llama_models import make, tokens, truth_of
+
+PLAIN = pytest.mark.plain
+ON_CPU, TRUTHS = situations.plain_only(), situations.truths()
+IN_KERNELS = situations.in_kernels(ON_CPU)
+WIDE = {"hidden_size": 256, "intermediate_size": 688}
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning"),
+    pytest.mark.filterwarnings("ignore:lm_head of"),
+]
+
+
+def of(chosen: dict[str, Situation]) -> pytest.MarkDecorator:
+    there = [pytest.param(each, id=name, marks=[] if find_spec(each.needs) else pytest.mark.skip(
+        reason=f"no {each.needs}")) for name, each in chosen.items()]  # fmt: skip
+    return pytest.mark.parametrize("situation", there)
+
+
+@pytest.fixture(autouse=True)
+def small_tiles():
+    """Two or three in each direction, the last one ragged; a program takes several."""
+    if not INTERPRETED:
+        yield
+        return
+    with tuning.override(norm_tile=512, rope_pairs=512):
+        yield
+
+
+# --- the numbers ---------------------------------------------------------------------------------
+
+
+def differences(found: dict[str, Any], wanted: dict[str, Any], share: float) -> list[str]:
+    """Names of what differs by more than rounding, or of what only one of both has."""
+    wrong = [f"{name}: only one of both has it" for name in found.keys() ^ wanted.keys()]
+    for name in found.keys() & wanted.keys():
+        one, other = found[name], wanted[name]
+        if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+            wrong += [] if one == other else [f"{name}: {one} for {other}"]
+        elif (one.shape, one.dtype) != (other.shape, other.dtype):
+            wrong.append(f"{name}: {one.dtype} {one.shape} for {other.dtype} {other.shape}")
+        elif has_values(one) and not one.is_floating_point():
+            wrong += [] if torch.equal(one, other) else [f"{name}: other integers"]
+        elif has_values(one) and one.numel():
+            allowed = max(share, SHARES[one.dtype]) if share else 0
+            strange = ~other.isfinite()
+            same = torch.equal(one[strange].nan_to_num(), other[strange].nan_to_num())
+            one, other = (t.masked_fill(strange, 0).double() for t in (one, other))
+            scale, error = other.abs().max().item(), (one - other).abs().max().item()
+            if not (same and error <= allowed * scale + 1e-3 * allowed):
+                wrong.append(f"{name}: error {error:.1e} of {scale:.1e}")
+    return sorted(wrong)
+
+
+def has_values(t: Tensor) -> bool:
+    return not t.is_meta and type(t) in (Tensor, nn.Parameter)
+
+
+def wrongs(situation: Situation, device: str = "cpu", library: Any = fusedlib) -> list[str]:
+    """What is otherwise in a patched model, and what it loses."""
+    with situation.around():
+        plain, patched = (situation.model(device) for _ in range(2))
+        changed = changes(situation, patched, library)
+        true = truth(situation, plain) if situation.by_truth else None
+        wanted, found = (situation.used(model) for model in (plain, patched))
+    if true is None:
+        share = situation.tolerance or SHARES[getattr(torch, situation.dtype)]
+        return changed + differences(found, wanted, share)
+    usual, actual = (errors({n: r[n] for n in true if n in r}, true) for r in (wanted, found))
+    return changed + misses(actual, usual, plain.dtype)
+
+
+def truth(situation: Situation, model: nn.Module) -> dict[str, Any]:
+    """Loss and gradients in float64, of which transformers' norms and losses in fp32 are no part
+    where fp32 is compared with it.
+    """
+    if situation.dtype == "float32":
+        return truth_of(model, *tokens(model.device))
+    return situation.use(copy.deepcopy(model).double())
+
+
+# --- what stays ----------------------------------------------------------------------------------
+
+
+def state(model: nn.Module) -> dict[str, Any]:
+    """What others hold on to, by name."""
+    modules, weights = dict(model.named_modules()), dict(model.named_parameters())
+    hooks = {
+        f"{kind} of {path}": [*getattr(module, kind).values()] for path, module in modules.items()
+        for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    }  # fmt: skip
+    return hooks | {
+        "modules": [*modules],
+        "which modules": [*map(id, modules.values())],
+        "parameters": [*weights],
+        "which parameters": [*map(id, weights.values())],
+        "addresses": [p.data_ptr() for p in weights.values()],
+        "which learn": [p.requires_grad for p in weights.values()],
+        "buffers": [(name, id(b)) for name, b in model.named_buffers()],
+        "state_dict": [*model.state_dict()],
+        "names of classes": [m._get_name() for m in modules.values()],
+        "modes": [m.training for m in modules.values()],
+    }
+
+
+def arguments(model: nn.Module) -> dict[str, set[str]]:
+    return {path: {*inspect.signature(m.forward).parameters} - {"args", "kwargs"}
+            for path, m in model.named_modules()}  # fmt: skip
+
+
+def replaced(report: Any) -> str:
+    return " ".join(str(len(report.replaced[switch])) for switch in SWITCHES)
+
+
+def changes(situation: Situation, model: nn.Module, library: Any) -> list[str]:
+    """What `apply_to` changes that it must not; it leaves the model patched."""
+    before, taken = state(model), arguments(model)
+    values = {n: t.clone() for n, t in model.state_dict().items()}
+    report = situation.apply_to(model, library)
+    after = state(model)
+    wrong = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
+    wrong += differences({**model.state_dict()}, values, 0)
+    wrong += [f"arguments of {path}" for path, names in arguments(model).items()
+              if not names >= taken[path]]  # fmt: skip
+    for switch, paths in report.replaced.items():
+        wrong += [f"{switch} is off" for _ in paths if not situation.switches.get(switch, True)]
+    if situation.replaced and replaced(report) != situation.replaced:
+        wrong.append(f"replaced {replaced(report)}, not {situation.replaced}:\n{report}")
+    for switch, word in situation.left.items():
+        if not any(word in why for _, why in report.left[switch]):
+            wrong.append(f"{word} is no reason in {report.left[switch]}")
+    again = situation.apply_to(model, library)
+    wrong += [f"{switch} a second time" for switch in SWITCHES if again.replaced[switch]]
+    wrong += [f"{switch} is forgotten" for switch in SWITCHES
+              if not {*again.already[switch]} >= {*report.replaced[switch]}]  # fmt: skip
+    return wrong + [f"a second time {n}" for n in after if state(model)[n] != after[n]]
+
+
+@of(ON_CPU)
+def test_a_patched_model_is_as_the_unpatched_one(situation):
+    """Loss, gradients, logits, tokens within the bound; parameters, names and hooks as before."""
+    assert wrongs(situation) == []
+
+
+@PLAIN
+@of(IN_KERNELS)
+def test_in_half_precision_too(situation, device):
+    assert wrongs(situation, device) == []
+
+
+@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@of(TRUTHS)
+def test_errors_are_those_of_the_unpatched_model(situation, where):
+    if where == "cuda":
+        situation = replace(situation, config=situation.config | WIDE)
+    assert wrongs(situation, where) == []
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+def is_noticed(situation: Situation, device: str, library: Any) -> bool:
+    try:
+        return bool(wrongs(situation, device, library))
+    except Exception:
+        return True
+
+
+@pytest.mark.parametrize("fault", situations.FAULTS)
+def test_a_fault_is_noticed(fault, tmp_path):
+    file, right, wrong, name = situations.FAULTS[fault]
+    situation = ON_CPU.get(name) or TRUTHS[name]
+    with library_with(file, right, right, tmp_path / "whole") as copied:
+        assert wrongs(situation, "cpu", copied) == []
+    with library_with(file, right, wrong, tmp_path / "broken") as broken:
+        assert is_noticed(situation, "cpu", broken)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("fault", situations.FAULTS_OF_NORMED_HEADS)
+def test_a_fault_of_normed_heads_is_noticed(fault, device, tmp_path):
+    right, wrong = situations.FAULTS_OF_NORMED_HEADS[fault]
+    with library_with("ops/rope/kernels.py", right, wrong, tmp_path) as broken:
+        tuned = import_module(f"{broken.__name__}.tuning").override
+        with tuned(norm_tile=512, rope_pairs=512):
+            assert is_noticed(IN_KERNELS[situations.UNEVEN], device, broken)
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def under_lora():
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(make(), peft.LoraConfig(target_modules=["q_proj"], r=2))
+
+
+def pythia():
+    return pytest.importorskip("litgpt.model").GPT.from_name("pythia-14m", n_layer=1)
+
+
+@pytest.mark.parametrize(
+    ("made", "switches", "refusal", "words"),
+    [
+        (lambda: nn.Linear(2, 2), {}, ValueError, r"Linear is no model"),
+        (lambda: nn.DataParallel(make()), {}, ValueError, r"LlamaForCausalLM as \.module"),
+        (under_lora, {}, ValueError, r"LlamaForCausalLM as \.base_model\.model"),
+        (pythia, {}, ValueError, "pythia-14m"),
+        (make, {"swiglu": True}, TypeError, "swiglu"),
+        (make, {"mlp": "no"}, TypeError, "mlp must be True or False, got 'no'"),
+        (lambda: 3, {}, TypeError, "int"),
+    ],
+)
+def test_what_is_refused_stays_as_it_was(made, switches, refusal, words):
+    model = made()
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    classes = list(map(type, modules))
+    with pytest.raises(refusal, match=words):
+        fusedlib.apply_to(model, **switches)
+    assert list(map(type, modules)) == classes
+
+
+def test_another_transformers_is_left_and_said(monkeypatch):
+    def forward(self, hidden_states, past_key_value=None):
+        raise NotImplementedError
+
+    attention = transformers.models.llama.modeling_llama.LlamaAttention
+    monkeypatch.setattr(attention, "forward", forward)
+    report = fusedlib.apply_to(make())
+    assert "past_key_value" in report.left["rope"][0][1] and not report.replaced["attention"]
+
+
+def test_no_class_is_changed():
+    kinds = {type(module): type(module).forward for module in make().modules()}
+    fusedlib.apply_to(make())
+    assert kinds == {type(module): type(module).forward for module in make().modules()}
+
+
+def test_the_report_says_where_all_is_plain_pytorch():
+    assert "cpu" in fusedlib.apply_to(make()).plain
+    assert "float64" in fusedlib.apply_to(make().double()).plain
+
+
+# --- logits --------------------------------------------------------------------------------------
+
+
+def patched_model(name="Llama", device="cpu", dtype=torch.float32, **settings):
+    model = make(name, **settings).to(device, dtype)
+    fusedlib.apply_to(model)
+    return model
+
+
+def test_logits_are_there_where_they_are_asked_for():
+    """Not in training with labels; otherwise as `skip_logits` says."""
+    model, (ids, labels) = patched_model(), tokens()
+    for training, asked, given in (
+        (True, {}, False),
+        (True, {"skip_logits": True}, False),
+        (True, {"skip_logits": False}, True),
+        (True, {"return_dict": False}, True),
+        (False, {}, True),
+        (False, {"skip_logits": True}, False),
+    ):
+        output = model.train(training)(ids, labels=labels, use_cache=False, **asked)
+        there = len(output) > 1 if "return_dict" in asked else output.logits is not None
+        assert there == given, (training, asked)
+    assert model(ids, skip_logits=True).logits is not None  # without labels
+
+
+def test_a_batch_without_any_label_leaves_gradients_of_0():
+    """Whatever its loss is divided by, where the unpatched model's weights become NaN."""
+    model, (ids, _) = patched_model(), tokens()
+    model(ids, labels=0 * ids - 100, num_items_in_batch=torch.tensor(0)).loss.backward()
+    assert not any(p.grad.isnan().any() or p.grad.any() for p in model.parameters())
+
+
+def test_hooks_that_bring_weights_and_those_that_went_leave_the_loss_fused():
+    def bring(module, *_):
+        brought.append(module)
+
+    bring.__module__ = "deepspeed.runtime.zero.parameter_offload"
+    brought, model, (ids, labels) = [], patched_model(), tokens()
+    model.lm_head.register_forward_hook(lambda module, given, found: 2 * found).remove()
+    for path in situations.HOOKED:
+        model.get_submodule(path).register_forward_hook(bring)
+    assert model(ids, labels=labels).logits is None and model.lm_head in brought
+
+
+@pytest.mark.parametrize("moment", ["resized", "another"])
+def test_a_head_that_was_exchanged_is_warned_of_once_and_fused_by_another_call(moment):
+    model, (ids, labels) = patched_model(), tokens()
+    if moment == "resized":
+        model.resize_token_embeddings(223)
+    else:
+        model.lm_head = nn.Linear(64, 211)
+    with pytest.warns(UserWarning, match=r"lm_head .* fusedlib\.apply_to"):
+        wanted = model(ids, labels=labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(ids, labels=labels)
+        assert fusedlib.apply_to(model).replaced["loss"] == [""]
+        found = model(ids, labels=labels)
+    assert found.logits is None
+    torch.testing.assert_close(found.loss, wanted.loss)
+
+
+def test_the_trainer_evaluates_without_logits(tmp_path):
+    """As the docstring of `apply_to` says."""
+    pytest.importorskip("accelerate")
+
+    class LossTrainer(transformers.Trainer):
+        def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+            inputs = {**inputs, "skip_logits": prediction_loss_only}
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+
+    rows = [{"input_ids": i, "labels": t} for i, t in zip(*tokens(shape=(5, 16)), strict=True)]
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), per_device_eval_batch_size=2, use_cpu=True, report_to=[]
+    )
+    plain, model, given = make(), patched_model(), []
+    model.register_forward_hook(lambda _, __, output: given.append(output.logits))
+    trainer = LossTrainer(model, arguments, eval_dataset=rows)
+    wanted = transformers.Trainer(plain, arguments, eval_dataset=rows).evaluate()["eval_loss"]
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(wanted, rel=1e-5)
+    assert given == [None] * 3
+    assert trainer.predict(rows).predictions.shape == (5, 16, model.config.vocab_size)
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of a result while it is on."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **kwargs or {})
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+@pytest.mark.interpreter
+def test_training_never_builds_the_logits(device):
+    ids, labels = tokens(shape=(2, 65))
+    found = []
+    for model in (make(vocab_size=512), patched_model(vocab_size=512)):
+        with tuning.override(loss_logits_bytes=2**16), Largest() as largest:
+            model(ids, labels=labels).loss.backward()
+        found.append(largest.elements)
+    assert found[0] >= ids.numel() * 512 > found[1]
+
+
+@pytest.mark.gpu
+def test_logits_take_no_memory_in_training():
+    sizes = {"hidden_size": 128, "vocab_size": 128256, "tie_word_embeddings": True}
+    model = patched_model(
+        device="cuda", dtype=torch.bfloat16, max_position_embeddings=8192, **sizes
+    )
+    ids = torch.randint(0, 128256, (1, 8192), device="cuda")
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    model(ids, labels=ids).loss.backward()
+    # Whole logits are 2.1 GB in bf16 and 4.2 GB in fp32; a chunk is half a GiB.
+    assert torch.cuda.max_memory_allocated() - before < 1.2e9
+
+
+# --- masks, and arguments ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def captured(monkeypatch):
+    """As while a CUDA graph is captured."""
+    with monkeypatch.context() as patches:
+        patches.setattr(torch.cuda, "is_available", lambda: True)
+        patches.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        yield
+
+
+def masks_of(model, call):
+    """What attention is given as its mask."""
+    masks, plain = [], functional.scaled_dot_product_attention
+
+    def noted(*args, attn_mask=None, **kwargs):
+        masks.append(attn_mask)
+        return plain(*args, attn_mask=attn_mask, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(functional, "scaled_dot_product_attention", noted)
+        call(model)
+    return masks
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_no_mask_is_made_while_a_cuda_graph_is_captured(monkeypatch, masked):
+    """transformers makes a causal one then, and sdpa is three times as slow with it."""
+    model, (ids, labels) = patched_model(), tokens()
+    given = {"attention_mask": torch.ones_like(ids)} if masked else {}
+    with captured(monkeypatch):
+        masks = masks_of(model, lambda model: model(ids, labels=labels, **given))
+    assert len(masks) == 2 and all((mask is None) != masked for mask in masks)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "masked"),
+    [("Llama", {}, False), ("Phi3", {"sliding_window": 33}, False),
+     ("Phi3", {"sliding_window": 32}, True)],
+)  # fmt: skip
+def test_compiled_attention_has_a_mask_only_where_tokens_reach_beyond_a_window(
+    name, settings, masked
+):
+    model, masks = patched_model(name, **settings), []
+
+    def backend(graph, inputs):
+        attended = [n for n in graph.graph.nodes if "scaled_dot_product" in str(n.target)]
+        masks.extend(node.kwargs.get("attn_mask") for node in attended)
+        return graph.forward
+
+    torch.compiler.reset()
+    for training in (True, False):
+        ids, labels = tokens()
+        torch.compile(model.train(training), backend=backend, fullgraph=True)(ids, labels=labels)
+    assert len(masks) == 4 and all((mask is not None) == masked for mask in masks)
+
+
+def test_the_old_name_of_a_cache_is_taken_with_a_warning(monkeypatch):
+    """As transformers 5.24 does it, whichever is installed."""
+    monkeypatch.setattr(cache_argument, "CACHE", "cache")
+
+    @cache_argument.takes_cache
+    def forward(self, x, past_key_values=None, **kwargs):
+        return x, past_key_values, kwargs
+
+    assert [*inspect.signature(forward).parameters] == ["self", "x", "cache", "kwargs"]
+    assert forward(None, 1, 2) == forward(None, 1, cache=2) == (1, 2, {})
+    with pytest.warns(FutureWarning, match="`past_key_values` is deprecated"):
+        assert forward(None, 1, past_key_values=2, other=3) == (1, 2, {"other": 3})
+    with pytest.warns(FutureWarning):
+        assert forward(None, 1, past_key_values=2, cache=4) == (1, 4, {})
+
+
+@pytest.mark.parametrize("name", ["Phi3", "Olmo2", "Gemma"])
+def test_norms_round_where_theirs_do(name):
+    norms = [model.bfloat16().model.norm for model in (make(name), patched_model(name))]
+    x = torch.randn(5, 64, dtype=torch.bfloat16)
+    assert torch.equal(*(norm(x) for norm in norms))
+
+
+def test_a_class_is_pickled_for_another_process():
+    model = patched_model()
+    program = "import pickle, sys; print(pickle.load(sys.stdin.buffer).forward.__qualname__)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=pickle.dumps(type(model)), capture_output=True,
+        check=True, timeout=limits.PROCESS_S,
+    )  # fmt: skip
+    assert done.stdout.decode().split() == ["FusedCausalLM.forward"]
+
+
+# --- layers that are computed as a whole ---------------------------------------------------------
+
+
+def half_layer(device, name="Qwen3"):
+    """A patched layer, and a call of it."""
+    model = patched_model(name, device, torch.bfloat16, head_dim=16)
+    layer, x = model.model.layers[0], torch.randn(2, 33, 64, device=device).bfloat16()
+    tables = model.model.rotary_emb(x, torch.arange(33, device=device)[None])
+    own = [x.requires_grad_(), *layer.parameters()]
+    return layer(x, position_embeddings=tables), own, tables
+
+
+@pytest.mark.parametrize("name", ["Qwen2", "Qwen3"])
+def test_gradients_are_of_what_forward_read(device, name):
+    """Whatever memory weights get afterwards, and outside autocast as forward ran."""
+    y, own, tables = half_layer(device, name)
+    dy = torch.randn_like(y)
+    wanted = torch.autograd.grad(y, own, dy, retain_graph=True)
+    with torch.autocast(device, torch.float16):
+        cast = torch.autograd.grad(y, own, dy, retain_graph=True)
+    assert all(map(torch.equal, cast, wanted))
+    for operand in (*own, *tables):
+        operand.data = torch.zeros_like(operand)
+    assert all(map(torch.equal, torch.autograd.grad(y, own, dy), wanted))
+
+
+def test_second_derivatives_raise(device):
+    y, (x, *_), _ = half_layer(device)
+    [d_x] = torch.autograd.grad(y.float().square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivative"):
+        d_x.float().square().sum().backward()
+
+
+@PLAIN
+def test_a_dropped_model_is_freed(device):
+    """By its last reference: memory that waits for the garbage collector is missing meanwhile."""
+    model, (ids, _) = patched_model("Llama", device, torch.bfloat16), tokens(device)
+    fusedlib.apply_to(model)
+    model(ids, use_cache=False).logits.sum().backward()
+    weight = weakref.ref(model.model.layers[0].mlp.up_proj.weight)
+    gc.disable()
+    try:
+        del model
+        assert weight() is None
+    finally:
+        gc.enable()
+
+
+# --- processes and GPUs --------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("library", "trained"),
+    [
+        ("torch", ("DDP", "FSDP2", "FSDP1", "Tensor parallelism")),
+        ("deepspeed", ("ZeRO-3",)),
+        ("accelerate", ("accelerate's FSDP2",)),
+    ],
+)
+def test_two_processes_train_as_with_the_plain_model(tmp_path, library, trained):
+    if find_spec(library) is None or not torch.distributed.is_available():
+        pytest.skip(f"no {library}, or no torch.distributed")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    tests = Path(__file__).parent.parent
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tests.parent), *sys.path])}
+    environment |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    environment |= {"FOLDER": str(tmp_path / "state")}
+    command = [sys.executable, str(tests / "apply_parallel.py"), library]
+    ranks = [
+        subprocess.Popen(
+            command, env=environment | {"RANK": rank}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for rank in "01"
+    ]  # fmt: skip
+    try:
+        for rank in ranks:
+            output, _ = rank.communicate(timeout=limits.PROCESS_S)
+            assert rank.returncode == 0, output[-4000:]
+            assert all(f"{name} trains" in output for name in trained)
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+@pytest.mark.gpu
+def test_a_step_captured_in_a_cuda_graph():
+    model = patched_model(device="cuda", dtype=torch.bfloat16, **WIDE)
+    ids, labels = tokens("cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            model(ids, labels=labels).loss.backward()
+    torch.cuda.current_stream().wait_stream(stream)
+    model.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = model(ids, labels=labels).loss
+        loss.backward()
+    graph.replay()
+    torch.cuda.synchronize()
+    found = {"loss": loss.detach().clone()} | situations.gradients(model)
+    torch.testing.assert_close(found, situations.learned(model))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("adapt", [situations.stays, situations.adapted(target_modules=["q_proj"])])
+def test_data_parallel_trains_as_the_plain_model(adapt):
+    found = []
+    for model in (make(), patched_model()):
+        model = model.cuda()
+        torch.manual_seed(3)
+        model = adapt(model) or model
+        ids, labels = tokens("cuda", shape=(4, 33))
+        nn.DataParallel(model)(input_ids=ids, labels=labels).loss.sum().backward()
+        found.append(situations.gradients(model))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
