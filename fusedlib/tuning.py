@@ -1,6 +1,8 @@
 """The numbers that choose between kernels and cut them into tiles: one way to try others.
 
-    with fusedlib.tuning.override(norm_tile=1024):
+    from fusedlib import tuning
+
+    with tuning.override(norm_tile=1024):
         ...  # calls are prepared anew, by these numbers
 
 For whoever tunes a card, and for tests, which must reach every kernel at small sizes. What each

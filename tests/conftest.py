@@ -19,8 +19,7 @@ RENDERING = ("nbconvert", "typst", "pypandoc")
 MISSING = [name for name in RENDERING if find_spec(name) is None]
 collect_ignore_glob = ["test_report_*.py"] if MISSING else []
 # These import kernels, and there is no Triton but for Linux.
-OF_KERNELS = ["decoder_layer", "linear", "loss", "rope",
-              "swiglu"]  # fmt: skip
+OF_KERNELS = ["linear", "loss", "rope", "swiglu"]
 if find_spec("triton") is None:
     MISSING.append("triton")
     collect_ignore_glob += [f"test_{name}.py" for name in OF_KERNELS]

@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from called import note_launches
 from fusedlib import fixed_weights
 from gradient_checks import same
+from interpreter import INTERPRETED
 
 SPLIT = "linear", "swiglu_mlp split", "swiglu_mlp split, packed"
 
@@ -50,8 +51,9 @@ def test_the_same_numbers_of_weights_that_are_split_once(case, monkeypatch):
         assert same(step(case, **{n: t[:] for n, t in weights_of(case).items()}), wanted[0])
         unknown = {n: t.detach().requires_grad_() for n, t in weights_of(case).items()}
         assert same(step(case, **unknown), wanted[0])
-    alone, _, first, second, views, others = counts
-    assert alone == others >= first and second == views <= alone - 2
+    if INTERPRETED:  # where every product is split, whatever its size
+        alone, _, first, second, views, others = counts
+        assert alone == others >= first and second == views <= alone - 2
 
 
 def test_a_weight_that_changes_inside_raises(case):

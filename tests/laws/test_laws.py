@@ -378,7 +378,7 @@ LAYOUTS = {
 @PLAIN
 @pytest.mark.parametrize("layout", LAYOUTS)
 @of(OPERATIONS)
-def test_operands_of_any_strides(case, layout):
+def test_operands_of_any_strides(case, layout, device):
     """And what flows back."""
     letters = {n: operand.shape for n, operand in case.operation.operands.items()}
     letters |= case.operation.outputs
@@ -393,7 +393,11 @@ def test_operands_of_any_strides(case, layout):
     laid = [each(LAYOUTS[layout], named) for named in (case.upstream, case.operands)]
     upstream, operands = (each(Tensor.contiguous, named) for named in laid)
     laid[0], upstream = case.upstream | laid[0], case.upstream | upstream
-    assert close(case.step(laid[0], **laid[1]), case.step(upstream, **operands))
+    if not close(case.step(laid[0], **laid[1]), case.step(upstream, **operands)):
+        # On a GPU cuBLAS rounds a half-precision logit another way where its factors lie otherwise.
+        own = case.with_operands(**case.operands | laid[1])
+        own.upstream = laid[0]
+        assert device == "cuda" and misses(own) == []
 
 
 @PLAIN
@@ -843,7 +847,7 @@ def test_beyond_2_to_the_31_elements(operation):
 
         only = {n: t.detach().requires_grad_(n == first) for n, t in case.operands.items()}
         found = step(only, case.upstream)
-        assert close(found, step(last(case.operands), last(case.upstream)))
+        assert close(found, step(last(only), last(case.upstream)))
 
 
 @pytest.mark.gpu
