@@ -38,7 +38,7 @@ READY = @sh tools/setup.sh $(call quoted,$(PYTHON)) $(CHOICE) $(call quoted,$(VE
 STUDY := $(RUN) -m press
 # A file's tests share what it set up, so they stay with one worker. In the order of
 # tests/conftest.py: by the number of their tests, files of one long test would come last.
-SPREAD := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # The laws of the operations again, of the kernels: pytest's 5 is that ARGS choose none.
 INTERPRETED = @TRITON_INTERPRET=1 $(RUN) -m pytest -n $(WORKERS) tests/laws $(ARGS) || [ $$? = 5 ]
 PATCHED := tests/laws/test_models.py tests/test_every_causal_model.py

@@ -88,9 +88,6 @@ def pytest_report_header():
 def pytest_collection_modifyitems(config, items):
     _leave_out_tests_of_other_processes(config, items)
     _long_files_first(items)
-    for item in items:  # a file's tests share what it set up; the laws share nothing
-        if config.pluginmanager.hasplugin("xdist") and item.path.parent.name != "laws":
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
