@@ -22,11 +22,12 @@ QUICK_EXIT = "--IPKernelApp.exec_lines=__import__('atexit').register(__import__(
 """Argument of a kernel that ends after what Python runs at exit: taking modules such as torch apart
 afterwards takes a second. What is registered first runs last."""
 ALL_OUTPUTS = (
-    "--IPKernelApp.exec_lines=(lambda iopub: iopub.schedule(lambda: iopub.socket.setsockopt("
-    "__import__('zmq').SNDHWM, 0)))(get_ipython().kernel.iopub_thread)"
+    "--IPKernelApp.exec_lines=(lambda shell, iopub: shell.events.register('pre_run_cell', "
+    "lambda info: iopub.schedule(lambda: iopub.socket.setsockopt(__import__('zmq').SNDHWM, 0))"
+    "))(get_ipython(), get_ipython().kernel.iopub_thread)"
 )
 """Argument of a kernel that keeps outputs until they are read; of more than a thousand that wait
-ZeroMQ drops what comes next."""
+ZeroMQ drops what comes next. Set before each cell: it holds for the readers that are connected."""
 # Unix domain sockets take paths of about a hundred characters.
 _LONGEST_FOLDER = 70
 
