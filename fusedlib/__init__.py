@@ -27,7 +27,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers, editors and the API reference
-    from fusedlib.launch.fixed import fixed_weights
+    from fusedlib.fixed import fixed_weights
     from fusedlib.ops.linear.function import linear
     from fusedlib.ops.linear.module import Linear
     from fusedlib.ops.loss.function import (
@@ -48,7 +48,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "apply_to": "fusedlib.patch.apply",
-    "fixed_weights": "fusedlib.launch.fixed",
+    "fixed_weights": "fusedlib.fixed",
     "linear": "fusedlib.ops.linear.function",
     "Linear": "fusedlib.ops.linear.module",
     "rms_norm": "fusedlib.ops.norm.function",

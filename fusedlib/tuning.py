@@ -20,10 +20,10 @@ from typing import Any
 
 # By name, the module and the constant.
 PLACES = {
-    "norm_tile": ("ops.norm.kernels", "TILE"),
-    "norm_widest": ("ops.norm.kernels", "WIDEST"),
+    "norm_tile": ("ops.norm.function", "TILE"),
+    "norm_widest": ("ops.norm.function", "WIDEST"),
     "norm_torch_rows": ("ops.norm.function", "MAX_TORCH_ROWS"),
-    "rope_pairs": ("ops.rope.kernels", "PAIRS"),
+    "rope_pairs": ("ops.rope.function", "PAIRS"),
     "loss_logits_bytes": ("ops.loss.kernels", "LOGITS_BYTES"),
     "loss_rows": ("ops.loss.kernels", "ROWS"),
     "loss_block_bytes": ("ops.loss.kernels", "BLOCK_BYTES"),
@@ -62,7 +62,7 @@ def override(**values: Any) -> Iterator[None]:
 
 def forget() -> None:
     """Drop all that calls have prepared for the next ones like them."""
-    for name in ("launch.launch", "ops.mlp.plan_cache", "ops.mlp.route"):
+    for name in ("launch", "ops.mlp.plan_cache", "ops.mlp.route"):
         if module := sys.modules.get(f"{__package__}.{name}"):
             module.forget()
 

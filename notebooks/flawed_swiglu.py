@@ -25,7 +25,7 @@ from torch.nn.functional import linear, silu
 
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.rivals import Workload, rival
-from fusedlib.launch.device import INTERPRETED
+from fusedlib.launch import INTERPRETED
 from measure.anatomy import BLOCK, TASK, block_of
 from measure.mlp_problem import Inputs
 

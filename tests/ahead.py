@@ -39,7 +39,7 @@ def kernels_ahead(
     Of several parts, as "0/2", each has its share of a family's kernels.
     """
     pytest.importorskip("triton")
-    from fusedlib.launch.device import SHARED_MEMORY
+    from fusedlib.launch import SHARED_MEMORY
 
     found: dict[int, list[dict]] = {arch: [] for arch in archs or sorted(SHARED_MEMORY)}
     wanted = ",".join(map(str, found))
@@ -50,7 +50,7 @@ def kernels_ahead(
 
 def misfits(row: dict) -> list[str]:
     """What no kernel may do: use the stack, spill, or ask for more shared memory than there is."""
-    from fusedlib.launch.device import SHARED_MEMORY
+    from fusedlib.launch import SHARED_MEMORY
 
     found = [f"{row['name']}: {k} is {row[k]}" for k in ("STACK", "STL", "LDL") if row.get(k)]
     if row["shared"] > SHARED_MEMORY[row["arch"]]:

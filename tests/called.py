@@ -17,7 +17,7 @@ class Called(TorchDispatchMode):
 
 def note_launches(monkeypatch) -> list[str]:
     """Names of the kernels that are started from now on."""
-    from fusedlib.launch.launch import Launch
+    from fusedlib.launch import Launch
 
     names = []
     original = Launch.__call__

@@ -11,7 +11,7 @@ import pytest
 from interpreter import INTERPRETED
 
 if INTERPRETED:  # both mend Triton's interpreter when they are imported
-    import fusedlib.launch.launch  # noqa: F401
+    import fusedlib.launch  # noqa: F401
     import quicker_interpreter  # noqa: F401
 
 # A GPU node that only measures may lack what turns notebooks into pages; `make test` never does.

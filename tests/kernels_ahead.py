@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from triton.runtime import JITFunction
 
-from fusedlib.launch.config import Config
+from fusedlib import tuning
+from fusedlib.launch import Config
 from fusedlib.ops.linear.split import hopper as split_hopper
 from fusedlib.ops.linear.split import parts
 from fusedlib.ops.linear.split import product as split
@@ -26,9 +27,9 @@ from fusedlib.ops.mlp import tiles as swiglu
 from fusedlib.ops.mlp.configs import UNALIGNED
 from fusedlib.ops.mlp.few_tokens import kernels as few_tokens
 from fusedlib.ops.mlp.hopper import kernel as hopper
-from fusedlib.ops.norm import kernels as rms_norm
+from fusedlib.ops.norm import function as rms_norm
 from fusedlib.ops.qkv import kernels as projections
-from fusedlib.ops.rope import kernels as rope
+from fusedlib.ops.rope import function as rope
 from measure.accumulate_kernel import accumulate_fwd
 from played_driver import play_driver
 from sass import show
@@ -245,6 +246,7 @@ RUN = JITFunction.run
 def compiled(family: str, part: str, arch: int, names: list[str]) -> Iterator[tuple[dict, object]]:
     """(what is said of it, kernel); of a call's further kernels their own name too."""
     play_driver(arch)
+    tuning.forget()
     started: list[tuple[str, object]] = []
 
     def run(self: JITFunction, *arguments: object, warmup: bool, **named: object) -> None:

@@ -26,7 +26,7 @@ import triton  # noqa: E402
 from torch.nn import Parameter  # noqa: E402
 
 import fusedlib.ops.mlp.function as functional  # noqa: E402
-from fusedlib.ops import call_context  # noqa: E402
+from fusedlib import op  # noqa: E402
 from played_driver import play_driver  # noqa: E402
 
 CARD = torch.device("cuda", 0)
@@ -79,7 +79,7 @@ def play(arch: int, processors: int) -> None:
     torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(
         multi_processor_count=processors
     )
-    call_context.PLAIN_TYPES = frozenset((Paper, torch.Tensor, Parameter))
+    op.PLAIN_TYPES = frozenset((Paper, torch.Tensor, Parameter))
     from fusedlib.ops.linear.split import mm, parts, product
     from fusedlib.ops.mlp import plan, products
     from fusedlib.ops.mlp.few_tokens import products as few_products
@@ -98,7 +98,7 @@ def play(arch: int, processors: int) -> None:
 
 def ask_triton() -> set:
     """Keys under which Triton would compile what is launched from now on; nothing is compiled."""
-    from fusedlib.launch import binaries, launch
+    from fusedlib import launch
 
     asked, start = set(), launch.Launch._start
 
@@ -110,8 +110,8 @@ def ask_triton() -> set:
         self.compiled(0, *matrices)
         start(self, *matrices)
 
-    binaries.compile_in_background = lambda key, compiled: None
-    binaries.load_kernel = lambda binary: (lambda *_: None, ())
+    launch.compile_in_background = lambda key, compiled: None
+    launch.load_kernel = lambda binary: (lambda *_: None, ())
     triton.knobs.runtime.jit_cache_hook = hook
     launch.Launch._start = noted
     return asked

@@ -68,7 +68,7 @@ ROUTES = {
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("route", [*ROUTES, "watched"])
 def test_a_pass_holds_what_is_counted(device, monkeypatch, route, shape, save, pair):
-    from fusedlib.launch.launch import Launch
+    from fusedlib.launch import Launch
 
     monkeypatch.setattr(Launch, "__call__", lambda *_: None)
     (x, *gate_up, w_down), dy = checks.small(device, "float32", shape, pair)

@@ -8,7 +8,7 @@ import torch
 import ahead
 
 pytest.importorskip("triton")
-from fusedlib.launch import device
+from fusedlib.launch import DEFAULT_ARCHITECTURE, SHARED_MEMORY
 from fusedlib.ops.linear.split import parts
 from fusedlib.ops.linear.split import product as products
 from fusedlib.ops.mlp import configs as swiglu_configs
@@ -16,7 +16,7 @@ from fusedlib.ops.mlp import tiles as swiglu
 from fusedlib.ops.mlp.few_tokens import kernels as few_tokens
 from fusedlib.ops.mlp.hopper import kernel as hopper
 
-ARCHITECTURES = sorted(device.SHARED_MEMORY)
+ARCHITECTURES = sorted(SHARED_MEMORY)
 # How many there are; Hopper has several widths for few tokens, and products in Gluon.
 COUNTS = {
     "swiglu": {arch: 68 if arch == 90 else 31 for arch in ARCHITECTURES},
@@ -130,7 +130,7 @@ def test_a_packed_weight_and_a_pair_start_the_same_binaries(monkeypatch, inner):
 def test_tables_have_every_architecture():
     for table in (swiglu_configs.FORWARD, swiglu_configs.BACKWARD, products.CONFIGS):
         assert sorted(table) == ARCHITECTURES
-    assert min(ARCHITECTURES, key=device.SHARED_MEMORY.get) == device.DEFAULT_ARCHITECTURE
+    assert min(ARCHITECTURES, key=SHARED_MEMORY.get) == DEFAULT_ARCHITECTURE
 
 
 RIGHT = {"arch": 90, "REG": 168, "STACK": 0, "shared": 200_000, "HGMMA": 8, "UTMALDG": 1}

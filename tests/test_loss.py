@@ -431,7 +431,7 @@ def test_a_pass_takes_the_planned_memory(device, monkeypatch, shape, rows, reduc
     """Beside the gradients, with budgets of so many rows of logits: every allocation of a pass
     whose kernels start nothing. In fp32: a CPU's products of halves allocate, too.
     """
-    from fusedlib.launch.launch import Launch
+    from fusedlib.launch import Launch
 
     monkeypatch.setattr(Launch, "__call__", lambda *_: None)
     tokens, width, vocabulary = shape

@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import linear
 
 from fusedlib import reference, rms_norm
-from fusedlib.launch.device import has_kernels
+from fusedlib.launch import has_kernels
 from fusedlib.ops import recomputed
 from fusedlib.ops.recomputed import recompute_in_backward
 from gradient_checks import close, drawn, same

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from fusedlib import rope
-from fusedlib.ops.rope import kernels
+from fusedlib.ops.rope import function
 from gradient_checks import Named, drawn, named_results, same
 from interpreter import passed_in_the_interpreter
 
@@ -62,7 +62,7 @@ def test_a_position_outside_the_table_is_named_on_a_cpu(device):
 
 def test_a_position_outside_the_table_gives_nan_there_alone(device, monkeypatch):
     """Of the kernel, where nobody looks at positions first: the turned elements of that token."""
-    monkeypatch.setattr(kernels, "refuse_outside", lambda *_: None)
+    monkeypatch.setattr(function, "refuse_outside", lambda *_: None)
     cos, sin = tables(device, 50, 8)
     at = torch.arange(TOKENS, device=device)
     at[[3, 5, 7]] = torch.tensor([50, -1, 2**40], device=device)

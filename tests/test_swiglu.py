@@ -17,9 +17,9 @@ from triton.runtime.errors import PTXASError
 import gradient_checks
 from called import Called, note_launches
 from fusedlib import geglu_mlp, reference, swiglu_mlp, tuning
+from fusedlib import launch as devices
 from fusedlib.bench import check
 from fusedlib.bench.settings import matmul_settings
-from fusedlib.launch import device as devices
 from fusedlib.ops.mlp import products, route, tiles
 from fusedlib.ops.mlp.function import SAVES, path_of
 from gradient_checks import close, same

@@ -27,7 +27,7 @@ class LaunchedError(Exception):
 
 def walk(call: Callable[[], Any]) -> list[str]:
     """The files that a call enters until it starts a kernel, one after another."""
-    from fusedlib.launch.launch import Launch
+    from fusedlib.launch import Launch
 
     files: list[str] = []
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from fusedlib.launch.internals import has_global_hooks as has_global_hooks
-from fusedlib.launch.internals import has_own_hooks, hooks_of, is_fake
+from fusedlib.compat import has_global_hooks as has_global_hooks
+from fusedlib.compat import has_own_hooks, hooks_of, is_fake
 
 # The forwards of linear layers that give x Wᵀ + b; ours are added where they are defined.
 LINEAR_FORWARDS: set[Any] = {nn.Linear.forward}

@@ -11,15 +11,15 @@ kernels do not have either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusedlib.launch.internals import saved_names, saved_tensor_hooks, version_of
-from fusedlib.launch.saved import in_forward, release_memory
+from fusedlib.compat import node_class, saved_names, saved_tensor_hooks, version_of
+from fusedlib.ops.norm.function import RMS_NORM, rms_norm_fwd
 
 DEPTH = 3  # a linear layer's result is a view of its product's, behind one more for its bias
 
@@ -45,9 +45,8 @@ def recompute_in_backward(x: Tensor, result: Tensor) -> Tensor:
     again = computed_again(x)
     if again is None or saved_tensor_hooks(False) is not None:
         return result
-    for node, tensor, saved in _saved(result.grad_fn):
+    for tensor, saved in _saved(result.grad_fn):
         if tensor.data_ptr() == x.data_ptr() and tensor.numel() == x.numel():
-            release_memory(node, tensor)
             shape = tensor.shape
             saved.register_hooks(lambda _, s=shape: s, lambda s: again().view(s))
     return result
@@ -56,7 +55,9 @@ def recompute_in_backward(x: Tensor, result: Tensor) -> Tensor:
 def computed_again(x: Tensor) -> Callable[[], Tensor] | None:
     """What gives x again; None where x is anything but what a norm's kernel gave."""
     node: Any = x.grad_fn
-    if node is None or x.output_nr or version_of(x) or node.name() != "RMSNormFunctionBackward":
+    if node is None or x.output_nr or version_of(x):
+        return None
+    if type(node) is not node_class(RMS_NORM.function):
         return None
     try:
         s, weight, _ = node.saved_tensors
@@ -64,29 +65,24 @@ def computed_again(x: Tensor) -> Callable[[], Tensor] | None:
         return None
     if weight is None or weight.numel() != s.shape[-1] or not weight.untyped_storage().nbytes():
         return None
-    operands = in_forward((s, weight), getattr(node, "memory", None))
     versions = version_of(s), version_of(weight)
-    return partial(_again, operands, (s, weight), versions, node.settings)
+    return partial(_again, s, weight, versions, node.settings)
 
 
 @torch.no_grad()
 def _again(
-    operands: Sequence[Tensor], saved: tuple[Tensor, Tensor], versions: tuple[int, int],
-    settings: tuple[float, bool],
+    s: Tensor, weight: Tensor, versions: tuple[int, int], settings: tuple[float, bool]
 ) -> Tensor:  # fmt: skip
-    if tuple(map(version_of, saved)) != versions:
+    if (version_of(s), version_of(weight)) != versions:
         raise RuntimeError(
             "a norm's output is computed again for backward, but its input or weight has been "
             "modified in place since: do that after backward, or apply_to with rms_norm=False"
         )
-    from fusedlib.ops.norm.kernels import rms_norm_fwd
-
-    (s, weight), (eps, hf) = operands, settings
-    return rms_norm_fwd(s, weight, None, eps, hf)[0]  # the same bits, which torch's would not have
+    return rms_norm_fwd(s, weight, None, *settings)[0]  # torch's would not have the same bits
 
 
-def _saved(node: Any) -> Iterator[tuple[Any, Tensor, Any]]:
-    """A node and the first ones behind it, with each tensor that it keeps and its `SavedTensor`."""
+def _saved(node: Any) -> Iterator[tuple[Tensor, Any]]:
+    """Each tensor that a node and the first ones behind it keep, and its `SavedTensor`."""
     for _ in range(DEPTH):
         if node is None:
             return
@@ -94,5 +90,5 @@ def _saved(node: Any) -> Iterator[tuple[Any, Tensor, Any]]:
         for name, raw_name in saved_names(kind):
             kept, raw = getattr(node, name), getattr(node, raw_name)
             pairs = zip(kept, raw, strict=True) if isinstance(kept, tuple) else [(kept, raw)]
-            yield from ((node, t, saved) for t, saved in pairs if isinstance(t, Tensor))
+            yield from ((t, saved) for t, saved in pairs if isinstance(t, Tensor))
         node = node.next_functions[0][0] if node.next_functions else None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from fusedlib.launch.device import INTERPRETED, MIN_CAPABILITY, has_kernels
+from fusedlib.launch import INTERPRETED, MIN_CAPABILITY, has_kernels
 from fusedlib.ops.fused_class import (
     LINEAR_FORWARDS,
     Fused,

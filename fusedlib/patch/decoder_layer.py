@@ -21,11 +21,10 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.functional import linear
 
-from fusedlib.launch import internals
-from fusedlib.launch.cache import BoundedCache
-from fusedlib.launch.first_order import first_order
-from fusedlib.launch.saved import save_operands, saved_operands
-from fusedlib.ops.call_context import autocast_enabled, is_plain_eager
+from fusedlib import compat
+from fusedlib.launch import BoundedCache
+from fusedlib.op import first_order, is_plain_eager, keep
+from fusedlib.ops.arguments import autocast_enabled
 from fusedlib.ops.mlp.autograd import gradients as mlp_gradients
 from fusedlib.ops.mlp.autograd import (
     run_forward,
@@ -37,9 +36,9 @@ from fusedlib.ops.mlp.plan import Plan, contiguous_and_aligned
 from fusedlib.ops.mlp.plan_cache import plan_for
 from fusedlib.ops.mlp.prebuild import build_for_training
 from fusedlib.ops.mlp.route import runs_fused_kernels
-from fusedlib.ops.norm.kernels import rms_norm_bwd, rms_norm_fwd
+from fusedlib.ops.norm.function import rms_norm_bwd, rms_norm_fwd
 from fusedlib.ops.qkv import function as qkv
-from fusedlib.ops.rope.kernels import normed_rope_bwd, normed_rope_fwd, rope_bwd, rope_fwd
+from fusedlib.ops.rope.function import normed_rope_bwd, normed_rope_fwd, rope_bwd, rope_fwd
 
 METADATA = attrgetter("shape", "dtype", "device")
 PARAMETERS = frozenset((Parameter, type(None)))
@@ -81,11 +80,7 @@ def plan_for_call(
     """
     if not is_plain_eager(x, *tables) or not PARAMETERS.issuperset(map(type, (*weights, *biases))):
         return None
-    if (
-        internals.is_transformed()
-        or internals.is_transform_wrapper(x)
-        or autocast_enabled(x.device.type)
-    ):
+    if compat.is_transformed() or compat.is_transform_wrapper(x) or autocast_enabled(x.device.type):
         return None
     if torch.is_grad_enabled() and (tables[0].requires_grad or tables[1].requires_grad):
         return None
@@ -154,7 +149,7 @@ class AttentionInput(torch.autograd.Function):
         ctx.plan = plan
         ctx.set_materialize_grads(False)
         before_norms = () if n_q is None else (q, k)
-        save_operands(ctx, (x, w_norm, w_q, w_k, w_v, cos, sin, *of_heads), rstd, *before_norms)
+        keep(ctx, (x, w_norm, w_q, w_k, w_v, cos, sin, *of_heads), rstd, *before_norms)
         return *rotated, v, x
 
     @staticmethod
@@ -163,7 +158,7 @@ class AttentionInput(torch.autograd.Function):
         ctx: Any, dq: Any, dk: Any, dv: Any, ds: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """The gradients of x, weights and biases, each if it is wanted."""
-        x, w_norm, w_q, w_k, w_v, cos, sin, *others = saved_operands(ctx)
+        x, w_norm, w_q, w_k, w_v, cos, sin, *others = ctx.saved_tensors
         plan: LayerPlan = ctx.plan
         wants = ctx.needs_input_grad
         if dq is None and dk is None and dv is None:

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib.launch import internals
-from fusedlib.launch.device import has_kernels
+from fusedlib import compat
+from fusedlib.launch import has_kernels
 from fusedlib.ops.arguments import HALF_DTYPES
 from fusedlib.ops.fused_class import LINEAR_FORWARDS, Fused, fusion_state, has_value_hooks
 from fusedlib.patch.cache_argument import CACHE, takes_cache
@@ -111,11 +111,11 @@ class LayerModules:
         """
         modules = self._modules
         return not (
-            any(map(any, map(internals.own_hooks, modules)))
+            any(map(any, map(compat.own_hooks, modules)))
             or any(map(contains, modules, repeat("forward")))
-            or any(map(contains, modules, repeat(internals.COMPILED_CALL)))
+            or any(map(contains, modules, repeat(compat.COMPILED_CALL)))
             or any(map(is_not, map(BIAS, self._without_bias), repeat(None)))
-            or internals.has_global_hooks()
+            or compat.has_global_hooks()
         )
 
     def weights(self) -> tuple[list[Any], list[Any]]:

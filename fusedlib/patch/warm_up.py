@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib.launch.device import has_kernels
+from fusedlib.launch import has_kernels
 from fusedlib.ops.arguments import KERNEL_DTYPES
 from fusedlib.ops.mlp.module import SwiGLUMLP
 from fusedlib.ops.mlp.problem import MLPProblem

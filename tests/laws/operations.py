@@ -25,7 +25,7 @@ from torch.nn.functional import linear as plain_linear
 from torch.nn.functional import pad
 
 from fusedlib import reference
-from fusedlib.launch.config import Config
+from fusedlib.launch import Config
 
 Named = dict[str, Tensor]
 Sizes = dict[str, int]

@@ -638,16 +638,18 @@ def penalty(
 
 @of(OPERATIONS)
 def test_second_derivatives_are_right_or_refused(operation, device):
-    """Whichever operands want gradients; of leaves, and of what has a graph."""
+    """Whichever operands want gradients; of leaves with a constant that flows back, and of what has
+    a graph, with what depends on it.
+    """
     case = Case(operation, device, **FEW)
     for first, by in product(case.leaves, repeat=2):
         for wanted, inner in (({first, by}, False), ({*case.leaves}, True)):
             own = {n: t.detach().requires_grad_(n in wanted) for n, t in case.leaves.items()}
             own = {n: t * 1 if inner and t.requires_grad else t for n, t in own.items()}
             with right_or("no second derivative"):
-                found = penalty(case, operation.call, own, first, by, constant=inner)
+                found = penalty(case, operation.call, own, first, by, constant=not inner)
                 exact = {n: t.requires_grad_(n in wanted) for n, t in wide(case.operands).items()}
-                true = penalty(case, operation.plain, exact, first, by, constant=inner)
+                true = penalty(case, operation.plain, exact, first, by, constant=not inner)
                 allowed = 1e-4 if case.dtype == torch.float32 else 4e-2
                 assert (found.double() - true).norm() <= allowed * true.norm(), (first, by)
 

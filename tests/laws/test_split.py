@@ -18,7 +18,7 @@ from torch.nn.functional import gelu, silu
 
 import fusedlib
 from fusedlib import tuning
-from fusedlib.launch.config import Config
+from fusedlib.launch import Config
 from interpreter import INTERPRETED
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9

@@ -10,9 +10,15 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import has_torch_function
 
-from fusedlib.launch.internals import constant_while_compiling, is_transformed
-from fusedlib.ops.arguments import STRIDED, require_alike, require_tensors, shape_of
-from fusedlib.ops.call_context import PLAIN_TYPES, autocast_enabled, is_plain_eager
+from fusedlib.compat import constant_while_compiling, is_transformed
+from fusedlib.op import PLAIN_TYPES, is_plain_eager
+from fusedlib.ops.arguments import (
+    STRIDED,
+    autocast_enabled,
+    require_alike,
+    require_tensors,
+    shape_of,
+)
 from fusedlib.ops.linear import route
 from fusedlib.ops.linear.route import may_split_linear
 
@@ -63,9 +69,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return functional.linear(x, weight, bias)
     from fusedlib.ops.linear import operator as kernels
 
-    if not is_plain_eager(x, weight):
-        return kernels.linear_operator(x, weight, bias)
-    y: Tensor = kernels.LinearFunction.direct(x, weight, bias)
+    y: Tensor = kernels.LINEAR(x, weight, bias)
     return y
 
 

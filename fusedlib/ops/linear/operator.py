@@ -22,15 +22,14 @@ of `fusedlib.ops.linear.split`, and with a bias one more rounding of y.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fusedlib.launch.first_order import is_transformed_gradient, outside_autocast
-from fusedlib.launch.operator import DirectFunction, differentiable
-from fusedlib.launch.saved import save_operands, saved_operands
+from fusedlib.op import DirectFunction, declare, is_transformed_gradient, keep, outside_autocast
 from fusedlib.ops.linear import split
 from fusedlib.ops.linear.route import fp32_precision, splits_product
 
@@ -54,19 +53,18 @@ def _shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-def _set_up(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.set_materialize_grads(False)
     x, weight, _ = inputs
     ctx.wants = wants_x, wants_weight, _ = ctx.needs_input_grad[:3]
-    save_operands(ctx, (x if wants_weight else None, weight if wants_x else None))
+    keep(ctx, (x if wants_weight else None, weight if wants_x else None), twice=True)
 
 
-@outside_autocast
 def _gradients(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
     """The wanted gradients of x, weight and bias."""
     if dy is None:
         return None, None, None
-    x, weight = saved_operands(ctx)
+    x, weight = ctx.saved_tensors
     return _products(dy, x, weight, ctx.wants[2])
 
 
@@ -87,7 +85,13 @@ def _products(
     return d_x, d_weight, rows.sum(0) if wants_bias else None
 
 
-linear_operator = differentiable("linear", run_linear, _shape, _set_up, _gradients)
+def _flops(x: tuple[int, ...], weight: tuple[int, ...], *_: Any, **__: Any) -> int:
+    return 2 * prod(x) * weight[0]
+
+
+LINEAR = declare(
+    "linear", run_linear, _shape, keep=_keep, gradients=_gradients, flops=_flops, twice=True
+)
 
 
 class JoinedLinearFunction(DirectFunction):
@@ -111,24 +115,16 @@ class JoinedLinearFunction(DirectFunction):
         wants_x, wants_weights, *_ = ctx.needs_input_grad
         ctx.outputs = [weight.shape[0] for weight in weights]
         kept = x if wants_weights else None, *(w if wants_x else None for w in weights)
-        save_operands(ctx, kept)
+        keep(ctx, kept, twice=True)
 
     @staticmethod
     @outside_autocast
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of x, the weights and the biases."""
-        x, *weights = saved_operands(ctx)
+        x, *weights = ctx.saved_tensors
         wants_x, *wanted = ctx.needs_input_grad
         count = len(weights)
         joined = torch.cat(weights) if wants_x else None
         gradients = _products(dy, x, joined, any(wanted[count:]))
         by_layer = [[None] * count if g is None else g.split(ctx.outputs) for g in gradients[1:]]
         return gradients[0], *by_layer[0], *by_layer[1]
-
-
-class LinearFunction(DirectFunction):
-    """y of x, weight and bias, computed without torch's dispatcher."""
-
-    forward = staticmethod(run_linear)
-    setup_context = staticmethod(_set_up)
-    backward = staticmethod(_gradients)

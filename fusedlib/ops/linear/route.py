@@ -7,7 +7,7 @@ import os
 import torch
 from torch import Tensor
 
-from fusedlib.launch.device import has_kernels
+from fusedlib.launch import has_kernels
 
 # Below these sizes splitting an fp32 product costs what the tensor cores save, and the MLP in fp32
 # is plain PyTorch. The launches take the host 30 to 60 µs, cuBLAS's one 18; for 2³¹ multiplications

@@ -14,16 +14,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
-from fusedlib.launch.device import has_kernels
-from fusedlib.launch.internals import is_transformed
+from fusedlib.compat import is_transformed
+from fusedlib.launch import has_kernels
 from fusedlib.ops.arguments import (
     KERNEL_DTYPES,
+    autocast_enabled,
+    cast_for_autocast,
+    is_distributed,
     is_whole,
     require_number,
     require_tensors,
     shape_of,
 )
-from fusedlib.ops.call_context import autocast_enabled, cast_for_autocast, is_distributed
 
 MEMORY_PLANS = ("least", "balanced")
 REDUCTIONS = ("mean", "sum", "none")
@@ -218,7 +220,7 @@ def _loss_and_accuracy(
         budget = kernels.budget(memory)
         if budget > 0:  # too little is an error of the call; else nobody asks how many tokens
             kernels.plan(matrix.shape[0], weight, wants[1], budget)
-        loss, hits, *_ = ops.linear_cross_entropy(
+        loss, hits, *_ = ops.LOSS.operator(
             matrix, weight, bias, labels, by_class, weights,
             total() if reduction == "mean" else None, wants, *settings, budget, wants_accuracy,
             1.0, False,
@@ -266,7 +268,7 @@ def _by_token(
     budget = kernels.budget(memory)
     if budget > 0:  # as there
         kernels.slices(hidden.shape[0], weight, budget)
-    losses, hits, entropies, _ = ops.linear_cross_entropy_by_token(
+    losses, hits, entropies, _ = ops.LOSS_BY_TOKEN.operator(
         *operands, *numbers, budget, wants_hits, *wanted
     )
     return losses, hits, entropies

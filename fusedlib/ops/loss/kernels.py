@@ -77,9 +77,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.launch.config import Config
-from fusedlib.launch.device import architecture
-from fusedlib.launch.launch import Launch, cdiv, launch_for
+from fusedlib.launch import Config, Launch, architecture, cdiv, launch_for
 from fusedlib.ops.arguments import KERNEL_DTYPES
 from fusedlib.ops.linear import split
 from fusedlib.ops.linear.route import splits_product

@@ -11,20 +11,20 @@ retained, and no saved-tensor hooks were set in the forward. A second derivative
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusedlib.launch.first_order import first_order
-from fusedlib.launch.internals import (
+from fusedlib.compat import (
     assert_async,
     dispatch_mode_count,
     retains_graph,
     saved_tensor_hooks,
 )
-from fusedlib.launch.operator import differentiable, operator
-from fusedlib.launch.saved import save_operands, saved_operands
+from fusedlib.op import declare, keep, operator
 from fusedlib.ops.loss.kernels import (
     STATISTICS,
     Settings,
@@ -33,6 +33,8 @@ from fusedlib.ops.loss.kernels import (
     plan,
     slices_by_token,
 )
+
+Shape = tuple[int, ...]
 
 
 def _check_targets(target: Tensor, valid: Tensor, vocabulary: int) -> None:
@@ -135,7 +137,7 @@ def _shape_of_scaled(
     return source.new_empty(source.shape, dtype=dtype)
 
 
-def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
     ctx.dtype = inputs[0].dtype
     ctx.owns_gradients = saved_tensor_hooks(False) is None
@@ -143,7 +145,6 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> No
     ctx.save_for_backward(*output[2:])
 
 
-@first_order
 def _gradients(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Any, ...]:
     """The gradients of hidden, weight and bias."""
     if upstream is None:
@@ -166,18 +167,22 @@ def _scaled_gradient(ctx: Any, unscaled: Tensor, factor: Tensor, counts: Tensor)
     return fill_scaled(unscaled, unscaled, factor, counts)
 
 
-def _set_up_by_token(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _keep_by_token(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
     _, hits, entropies, statistics = output
     ctx.settings = Settings(*inputs[5:])
     unwanted = () if ctx.settings.wants_entropy else (entropies,)
     ctx.mark_non_differentiable(hits, statistics, *unwanted)
-    save_operands(ctx, inputs[:5], statistics)
+    keep(ctx, inputs[:5], statistics)
 
 
-@first_order
 def _gradients_by_token(
-    ctx: Any, upstream: Tensor | None, _: None, entropy_upstream: Tensor | None, __: None
+    backward: Any,
+    ctx: Any,
+    upstream: Tensor | None,
+    _: None,
+    entropy_upstream: Tensor | None,
+    __: None,
 ) -> tuple[Any, ...]:
     """The gradients of hidden, weight and bias."""
     nothing = (None,) * len(ctx.needs_input_grad)
@@ -186,22 +191,30 @@ def _gradients_by_token(
         upstream = torch.zeros_like(entropy_upstream) if upstream is None else upstream
     if upstream is None:
         return nothing
-    operands, wants = saved_operands(ctx), list(ctx.needs_input_grad[:3])
-    gradients = linear_cross_entropy_by_token_backward(
-        *operands, upstream.contiguous(), wants, entropy_upstream, *ctx.settings
-    )
+    operands, wants = ctx.saved_tensors, list(ctx.needs_input_grad[:3])
+    gradients = backward(*operands, upstream.contiguous(), wants, entropy_upstream, *ctx.settings)
     finished = (d if want else None for d, want in zip(gradients, wants, strict=True))
     return *finished, *nothing[3:]
 
 
+def _product_flops(hidden: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    return 2 * prod(hidden) * weight[0]
+
+
+def _flops(
+    hidden: Shape, weight: Shape, bias: Shape | None, target: Shape, class_weights: Shape | None,
+    token_weights: Shape | None, total: Shape | None, wants: Sequence[bool], *_: Any, **__: Any,
+) -> int:  # fmt: skip
+    """With the gradients that a forward computes, or with the logits that a backward does again."""
+    return _product_flops(hidden, weight) * (1 + wants[0] + wants[1])
+
+
 scaled = operator("scaled", _scaled, _shape_of_scaled)
-linear_cross_entropy = differentiable(
-    "linear_cross_entropy", _forward, _shapes, _set_up, _gradients
+LOSS = declare(
+    "linear_cross_entropy", _forward, _shapes, keep=_keep, gradients=_gradients, flops=_flops
 )
-linear_cross_entropy_by_token = differentiable(
-    "linear_cross_entropy_by_token", _forward_by_token, _shapes_by_token, _set_up_by_token,
-    _gradients_by_token,
+LOSS_BY_TOKEN = declare(
+    "linear_cross_entropy_by_token", _forward_by_token, _shapes_by_token, keep=_keep_by_token,
+    gradients=_gradients_by_token, backward=(slices_by_token, _shapes_by_token_backward),
+    flops=_product_flops, backward_flops=_flops,
 )  # fmt: skip
-linear_cross_entropy_by_token_backward = operator(
-    "linear_cross_entropy_by_token_backward", slices_by_token, _shapes_by_token_backward
-)

@@ -20,10 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib.launch.first_order import first_order
-from fusedlib.launch.internals import retains_graph, saved_tensor_hooks
-from fusedlib.launch.launch import current_device
-from fusedlib.launch.saved import save_operands, saved_operands
+from fusedlib.compat import retains_graph, saved_tensor_hooks
+from fusedlib.launch import current_device
+from fusedlib.op import first_order, keep
 from fusedlib.ops.mlp.plan import Plan, contiguous_and_aligned
 from fusedlib.ops.mlp.plan_cache import plan_at_current_precision
 from fusedlib.ops.mlp.prebuild import build_for_training
@@ -108,7 +107,7 @@ def save_with_gate_up(
     *others_saved, gate_up = others
     ctx.private_gate_up = gate_up if saved_tensor_hooks(False) is None else None
     ctx.gate_up_is_private = ctx.private_gate_up is not None
-    save_operands(ctx, operands, *others_saved, None if ctx.gate_up_is_private else gate_up)
+    keep(ctx, operands, *others_saved, None if ctx.gate_up_is_private else gate_up)
 
 
 def saved_with_gate_up(ctx: Any) -> tuple[tuple[Any, ...], bool]:
@@ -117,7 +116,7 @@ def saved_with_gate_up(ctx: Any) -> tuple[tuple[Any, ...], bool]:
     Raises:
         RuntimeError: they are freed already.
     """
-    *others, gate_up = saved_operands(ctx)
+    *others, gate_up = ctx.saved_tensors
     in_place = False
     if ctx.gate_up_is_private:
         gate_up, in_place = ctx.private_gate_up, not retains_graph()

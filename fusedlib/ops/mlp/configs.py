@@ -13,8 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from fusedlib.launch.config import Config
-from fusedlib.launch.device import architecture
+from fusedlib.launch import Config, architecture
 from fusedlib.ops.arguments import FEW_TOKENS
 
 # Two accumulators of [block_m, block_n] live at once, so the tile is half of a plain product's.

@@ -29,16 +29,19 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from fusedlib.launch.internals import autocasts_anywhere, keeps_by_hooks, unwrap_if_dead
-from fusedlib.launch.saved import BROUGHT_BACK
-from fusedlib.ops.arguments import FEW_TOKENS, HALF_DTYPES, require_alike, require_tensors, shape_of
-from fusedlib.ops.call_context import (
+from fusedlib.compat import autocasts_anywhere, keeps_by_hooks, unwrap_if_dead
+from fusedlib.op import BROUGHT_BACK, is_plain_eager
+from fusedlib.ops.arguments import (
+    FEW_TOKENS,
+    HALF_DTYPES,
     autocast_enabled,
     cast_for_autocast,
     is_distributed,
-    is_plain_eager,
     left_to_compiler,
     present,
+    require_alike,
+    require_tensors,
+    shape_of,
 )
 from fusedlib.ops.linear import route as linear_route
 from fusedlib.ops.mlp import plan_cache, route
@@ -228,7 +231,7 @@ def _run_operator(
     wants_gradient = any(t.requires_grad for t in present(x, w_gate, w_up, w_down))
     saves = save == "gate_up" and wants_gradient and torch.is_grad_enabled()
     matrix = x.reshape(-1, x.shape[-1])
-    result, _ = operator.swiglu_mlp(matrix, w_gate, w_up, w_down, activation, saves)
+    result, _ = operator.SWIGLU_MLP.operator(matrix, w_gate, w_up, w_down, activation, saves)
     return result.reshape(*x.shape[:-1], result.shape[-1])
 
 

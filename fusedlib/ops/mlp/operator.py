@@ -9,19 +9,20 @@ retained graph gives the same answer twice. A second derivative raises.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from torch import Tensor
 
-from fusedlib.launch.first_order import first_order
-from fusedlib.launch.launch import current_device
-from fusedlib.launch.operator import differentiable, operator
-from fusedlib.launch.saved import save_operands, saved_operands
+from fusedlib.launch import current_device
+from fusedlib.op import declare, keep
 from fusedlib.ops.mlp.autograd import gradients, run_forward, separate_gate_up, tensors_to_save
 from fusedlib.ops.mlp.plan import contiguous_and_aligned
 from fusedlib.ops.mlp.plan_cache import plan_for, plan_of_sizes
 from fusedlib.ops.mlp.products import Gradients
 from fusedlib.ops.mlp.route import weight_sizes
+
+Shape = tuple[int, ...]
 
 
 def _forward(
@@ -87,7 +88,7 @@ def _shapes_of_gradients(
     )
 
 
-def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """Keep what the wanted gradients need, and nothing else."""
     x, w_gate, w_up, w_down, activation, save = inputs
     wide, hidden = weight_sizes(w_gate, w_up)
@@ -95,19 +96,40 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) ->
     ctx.settings = ctx.wants, (hidden, wide // 2), ctx.pair, activation
     ctx.set_materialize_grads(False)  # gate|up has no gradient: zeros would cost its size
     *operands, gate_up = tensors_to_save(ctx.wants, save, x, w_gate, w_up, w_down, output[1])
-    save_operands(ctx, operands, gate_up)
+    keep(ctx, operands, gate_up)
 
 
-@first_order
-def _gradients(ctx: Any, upstream: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
+def _gradients(
+    backward: Any, ctx: Any, upstream: Tensor | None, _: Tensor | None
+) -> tuple[Any, ...]:
     if upstream is None:
         return (None,) * 6
-    # Saved tensors are read once: activation checkpointing allows no more.
-    d_x, d_w_gate_up, d_w_down = swiglu_mlp_backward(upstream, *saved_operands(ctx), *ctx.settings)
+    d_x, d_w_gate_up, d_w_down = backward(upstream, *ctx.saved_tensors, *ctx.settings)
     wants_x, *_, wants_w_down = ctx.wants
     d_weights = separate_gate_up(d_w_gate_up, ctx.wants, ctx.pair)
     return d_x if wants_x else None, *d_weights, d_w_down if wants_w_down else None, None, None
 
 
-swiglu_mlp_backward = operator("swiglu_mlp_backward", _backward, _shapes_of_gradients)
-swiglu_mlp = differentiable("swiglu_mlp", _forward, _shapes, _set_up, _gradients)
+def _flops(
+    x: Shape, w_gate: Shape, w_up: Shape | None, w_down: Shape | None, *_: Any, **__: Any
+) -> int:
+    return 2 * x[0] * sum(prod(w) for w in (w_gate, w_up, w_down) if w is not None)
+
+
+def _backward_flops(
+    upstream: Shape, x: Shape | None, w_gate: Shape | None, w_up: Shape | None,
+    w_down: Shape | None, gate_up: Shape | None, wants: Sequence[bool], sizes: Sequence[int],
+    pair: bool, *_: Any, **__: Any,
+) -> int:  # fmt: skip
+    """With gate|up where they are computed again."""
+    wants_x, wants_w_gate, wants_w_up, wants_w_down = wants
+    of_gate_up = wants_w_gate + wants_w_up if pair else 2 * wants_w_gate
+    dh = w_down is not None and any(wants[:3])
+    products = dh + 2 * (gate_up is None) + 2 * wants_x + of_gate_up + wants_w_down
+    return 2 * upstream[0] * prod(sizes) * products
+
+
+SWIGLU_MLP = declare(
+    "swiglu_mlp", _forward, _shapes, keep=_keep, gradients=_gradients,
+    backward=(_backward, _shapes_of_gradients), flops=_flops, backward_flops=_backward_flops,
+)  # fmt: skip

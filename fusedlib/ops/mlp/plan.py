@@ -18,14 +18,14 @@ from itertools import product
 from torch import Tensor
 from triton.errors import TritonError
 
-from fusedlib.launch import launch as launching
-from fusedlib.launch.launch import (
+from fusedlib import launch as launching
+from fusedlib.launch import (
     Launch,
     PlannedLaunch,
     allocator,
     contiguous_layout,
     current_index,
-    kept_launch,
+    prepared,
     without_memory,
 )
 from fusedlib.ops.arguments import FEW_TOKENS
@@ -110,7 +110,7 @@ class Plan:
         second_weight, stored = w_gate if w_up is None else w_up, h if gate_up is None else gate_up
         matrices = x, w_gate, second_weight, stored, h
         try:
-            kept_launch((self, save, tokens), self._forward_launch, save, tokens)(*matrices)
+            prepared((self, save, tokens), self._forward_launch, save, tokens)(*matrices)
         except TritonError as error:
             if self._forward != WARP_SPECIALIZED:
                 raise
@@ -151,9 +151,7 @@ class Plan:
             variant = Variant(multiplies, gradient, recompute_h, gradient and in_place)
             matrices = first, weight, gate_up, target, stored
             try:
-                kept_launch((self, variant, tokens), self._backward_launch, variant, tokens)(
-                    *matrices
-                )
+                prepared((self, variant, tokens), self._backward_launch, variant, tokens)(*matrices)
             except TritonError as error:
                 if not (multiplies and self._backward == WARP_SPECIALIZED):
                     raise
@@ -212,7 +210,7 @@ class Plan:
         self._forward = TILED if self._forward == WARP_SPECIALIZED else self._forward
         self._backward = TILED if self._backward == WARP_SPECIALIZED else self._backward
         self.path = self.path.replace(WARP_SPECIALIZED, TILED)
-        launching.LAUNCHES.clear()
+        launching.PREPARED.clear()
 
     def _new_matrix(self, tokens: int, width: int) -> Tensor:
         return self._new((tokens, width), (width, 1), self._dtype)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fusedlib.launch.cache import BoundedCache
-from fusedlib.launch.internals import is_transform_wrapper, is_transformed
+from fusedlib.compat import is_transform_wrapper, is_transformed
+from fusedlib.launch import BoundedCache
 from fusedlib.ops.linear import route as linear_route
 from fusedlib.ops.linear.route import fp32_precision
 from fusedlib.ops.mlp import route

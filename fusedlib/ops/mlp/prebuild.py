@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from fusedlib.launch.launch import PlannedLaunch
+from fusedlib.launch import PlannedLaunch
 from fusedlib.ops.arguments import FEW_TOKENS
 from fusedlib.ops.linear.route import UNBOUNDED_TOKENS
 from fusedlib.ops.mlp import route

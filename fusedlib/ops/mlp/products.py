@@ -22,7 +22,7 @@ from torch.nn.functional import linear
 from fusedlib.ops.mlp.problem import MLPProblem
 
 if TYPE_CHECKING:
-    from fusedlib.launch.launch import PlannedLaunch
+    from fusedlib.launch import PlannedLaunch
 
 EITHER_SAVE = "gate_up", "input"
 SAVES_GATE_UP, SAVES_INPUT = EITHER_SAVE[:1], EITHER_SAVE[1:]

@@ -43,8 +43,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib.launch.device import INTERPRETED, architecture, has_kernels
-from fusedlib.launch.internals import is_transformed
+from fusedlib.compat import is_transformed
+from fusedlib.launch import INTERPRETED, architecture, has_kernels
 from fusedlib.ops.arguments import FEW_TOKENS, HALF_DTYPES, KERNEL_DTYPES
 from fusedlib.ops.linear import route as linear_route
 from fusedlib.ops.linear.route import fp32_precision

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from fusedlib.launch.launch import PlannedLaunch, contiguous_layout, without_memory
+from fusedlib.launch import PlannedLaunch, contiguous_layout, without_memory
 from fusedlib.ops.linear.route import is_faster_split
 from fusedlib.ops.linear.split import mm
 from fusedlib.ops.linear.split.product import SplitProduct, split_product_of_stored

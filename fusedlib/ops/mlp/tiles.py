@@ -58,8 +58,7 @@ import triton
 import triton.language as tl
 from triton.errors import TritonError
 
-from fusedlib.launch.config import Config
-from fusedlib.launch.launch import Launch, cdiv, multiprocessors
+from fusedlib.launch import Config, Launch, cdiv, multiprocessors
 from fusedlib.ops.blocks import load_block, store_block, tile_position
 from fusedlib.ops.mlp.activation_kernels import activate, slope
 from fusedlib.ops.mlp.configs import POINTWISE, choose_config

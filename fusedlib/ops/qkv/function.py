@@ -14,14 +14,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fusedlib.launch.device import has_kernels
-from fusedlib.launch.first_order import is_transformed_gradient, outside_autocast
-from fusedlib.launch.internals import is_transformed
-from fusedlib.launch.operator import DirectFunction
-from fusedlib.launch.saved import save_operands, saved_operands
+from fusedlib.compat import is_transformed
+from fusedlib.launch import has_kernels
+from fusedlib.op import (
+    DirectFunction,
+    is_plain_eager,
+    is_transformed_gradient,
+    keep,
+    outside_autocast,
+)
+from fusedlib.ops.arguments import autocast_enabled
 from fusedlib.ops.linear import function as linear_function
 from fusedlib.ops.mlp.configs import MAX_PROJECTION_TOKENS
-from fusedlib.ops.mlp.function import autocast_enabled, is_plain_eager
 from fusedlib.ops.recomputed import recompute_in_backward
 
 # Elements of all three weights, up to which backward joins them, as it joins the gradients. One
@@ -87,13 +91,13 @@ class Projections(DirectFunction):
         wants_x, *wants_weights = ctx.needs_input_grad[:4]
         ctx.set_materialize_grads(False)
         kept = x if any(wants_weights) else None, *(w if wants_x else None for w in weights)
-        save_operands(ctx, kept)
+        keep(ctx, kept, twice=True)
 
     @staticmethod
     @outside_autocast
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients of x, the weights and the biases, each if it is wanted."""
-        x, *weights = saved_operands(ctx)
+        x, *weights = ctx.saved_tensors
         wants_x, *wanted = ctx.needs_input_grad
         matrices = [None if dy is None else dy.reshape(-1, dy.shape[-1]) for dy in upstream]
         d_biases = [

@@ -35,15 +35,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.launch.device import architecture, has_kernels
-from fusedlib.launch.launch import (
+from fusedlib.launch import (
     Launch,
     allocator,
+    architecture,
     cdiv,
     contiguous_layout,
     current_device,
     current_index,
-    kept_launch,
+    has_kernels,
+    prepared,
 )
 from fusedlib.ops.arguments import FEW_TOKENS
 from fusedlib.ops.blocks import load_block, store_block
@@ -204,7 +205,7 @@ def _keep(
     """The launch for such operands, kept on a GPU; tests change the interpreter's configuration."""
     if not x.is_cuda:
         return _with_results(make, x, weights, *options)
-    kept: KeptLaunch = kept_launch(key, _with_results, make, x, weights, *options)
+    kept: KeptLaunch = prepared(key, _with_results, make, x, weights, *options)
     return kept
 
 

@@ -13,7 +13,7 @@ from fusedlib.bench.attempt import Wrong, free_memory
 from fusedlib.bench.cases import Case
 from fusedlib.bench.race import Checked, Race, Turn
 from fusedlib.bench.settings import matmul_settings
-from fusedlib.launch.device import has_kernels
+from fusedlib.launch import has_kernels
 from measure.llama.arms import TASK, require_possible
 from measure.llama.exact import ExactModel, plain_loss
 from measure.llama.models import CONFIGS, Call, build, copy_of, tokens

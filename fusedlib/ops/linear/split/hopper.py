@@ -18,10 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fusedlib.launch.config import with_roles
-from fusedlib.launch.device import architecture
-from fusedlib.launch.hopper import HopperLaunch
-from fusedlib.launch.launch import cdiv, multiprocessors
+from fusedlib.launch import HopperLaunch, architecture, cdiv, multiprocessors, with_roles
 from fusedlib.ops.gluon_blocks import fetch, tile_position
 from fusedlib.ops.linear.split.parts import SPAN, TILE
 

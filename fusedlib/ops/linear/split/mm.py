@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from math import prod
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from fusedlib.launch.internals import dispatch_mode_count
-from fusedlib.launch.operator import operator
+from fusedlib.compat import dispatch_mode_count
+from fusedlib.op import operator
 from fusedlib.ops.linear.route import is_faster_split
 from fusedlib.ops.linear.split.product import split_product, split_product_of_stored
+
+Shape = tuple[int, ...]
 
 
 def split_mm(a: Tensor, b: Tensor) -> Tensor:
@@ -47,10 +52,20 @@ def _shape_of_gate_up(a: Tensor, w_gate: Tensor, w_up: Tensor, transposed: bool)
     return a.new_empty((a.shape[0], 2 * w_gate.shape[0] if transposed else w_gate.shape[1]))
 
 
+def _flops(a: Shape, b: Shape, **_: Any) -> int:
+    return 2 * prod(a) * b[1]
+
+
+def _flops_of_gate_up(a: Shape, w_gate: Shape, w_up: Shape, *_: Any, **__: Any) -> int:
+    return 2 * a[0] * (prod(w_gate) + prod(w_up))
+
+
 # For torch.compile and whatever else watches operators. They have no gradient: those who call them
 # do so where nobody asks for one.
-split_mm_operator = operator("split_mm", split_mm, _shape)
-split_mm_gate_up = operator("split_mm_gate_up", _multiply_gate_up, _shape_of_gate_up)
+split_mm_operator = operator("split_mm", split_mm, _shape, flops=_flops)
+split_mm_gate_up = operator(
+    "split_mm_gate_up", _multiply_gate_up, _shape_of_gate_up, flops=_flops_of_gate_up
+)
 
 
 def is_operator_visible(*factors: Tensor) -> bool:

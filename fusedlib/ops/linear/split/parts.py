@@ -30,9 +30,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.launch.config import Config
-from fusedlib.launch.fixed import kept_of_fixed
-from fusedlib.launch.launch import Launch, allocator, cdiv, contiguous_layout
+from fusedlib.fixed import kept_of_fixed
+from fusedlib.launch import Config, Launch, allocator, cdiv, contiguous_layout
 
 # The parts are filled up with zeros to multiples of it, so that no product masks its loads.
 TILE = 128

@@ -28,11 +28,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fusedlib.launch.config import Config
-from fusedlib.launch.device import architecture
-from fusedlib.launch.launch import (
+from fusedlib.launch import (
+    Config,
     Launch,
     allocator,
+    architecture,
     cdiv,
     contiguous_layout,
     current_device,

@@ -30,9 +30,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fusedlib.launch.config import Config
-from fusedlib.launch.device import architecture
-from fusedlib.launch.launch import Launch, cdiv
+from fusedlib.launch import Config, Launch, architecture, cdiv
 from fusedlib.ops.arguments import FEW_TOKENS
 from fusedlib.ops.blocks import load_block, store_block
 from fusedlib.ops.mlp import configs as tile_configs

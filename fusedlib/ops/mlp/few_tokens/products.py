@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from fusedlib.launch.launch import (
+from fusedlib.launch import (
     Launch,
     PlannedLaunch,
     allocator,
     contiguous_layout,
-    kept_launch,
+    prepared,
     without_memory,
 )
 from fusedlib.ops.arguments import FEW_TOKENS
@@ -61,7 +61,7 @@ class Products(plain.Products):
             return super().output(h, w_down, like)
         y = self._new(tuple(like.shape), like.stride(), self._dtype)
         tokens = h.shape[0]
-        kept_launch((self, "y", tokens), self._y_launch, tokens)(h, w_down, y)
+        prepared((self, "y", tokens), self._y_launch, tokens)(h, w_down, y)
         return y
 
     def gradients(
@@ -77,7 +77,7 @@ class Products(plain.Products):
         wants_x, wants_w_gate, wants_w_up, wants_w_down = wants
         wants_w_gate_up = wants_w_gate or wants_w_up
         computed = wants_x, wants_w_gate_up, wants_w_down, tokens
-        launch = kept_launch((self, *computed), self._gradients_launch, *computed)
+        launch = prepared((self, *computed), self._gradients_launch, *computed)
         # What is not wanted is neither read nor written: any matrix will do.
         dy = upstream
         d_x = self._new(tuple(dy.shape), dy.stride(), self._dtype) if wants_x else dy

@@ -1,4 +1,4 @@
-"""Both fused kernels for Hopper, by warps with fixed roles; `fusedlib.launch.hopper` starts them.
+"""Both fused kernels for Hopper, by warps with fixed roles; `fusedlib.launch` starts them.
 
 What `fusedlib.ops.mlp.tiles` is to other cards, for large even sizes in half precision: `route` has
 the table. Importing it fails where Triton's Gluon, which is experimental, is another than that of

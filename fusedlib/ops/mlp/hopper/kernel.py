@@ -26,9 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fusedlib.launch.config import with_roles
-from fusedlib.launch.hopper import HopperLaunch
-from fusedlib.launch.launch import multiprocessors
+from fusedlib.launch import HopperLaunch, multiprocessors, with_roles
 from fusedlib.ops.gluon_blocks import barrier, fetch
 from fusedlib.ops.mlp.hopper.epilogue import epilogue, fetch_gates
 from fusedlib.ops.mlp.hopper.schedule import count_units, unit_corner

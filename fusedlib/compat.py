@@ -1,6 +1,6 @@
 """The private names of torch and Triton that the library uses: spelt here, and nowhere else.
 
-`tests/test_internals.py` tries each of them, so that a release which changes one fails a test with
+`tests/test_compat.py` tries each of them, so that a release which changes one fails a test with
 its name. None of them has a public counterpart that costs as little, or any at all.
 """
 
@@ -115,6 +115,11 @@ keeps_by_hooks = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ign
 assert_async = torch._assert_async  # fails on the device, without waiting for it
 version_of = attrgetter("_version")  # how often a tensor was changed in place
 base_of = attrgetter("_base")  # the tensor that a view is of, or None
+
+
+def node_class(function: Any) -> Any:
+    """The class of the graph's nodes of a `torch.autograd.Function`."""
+    return function._backward_cls
 
 
 @cache

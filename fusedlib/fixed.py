@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from fusedlib.launch.internals import base_of, current_stream, version_of
+from fusedlib.compat import base_of, current_stream, version_of
 
 
 class _Kept(NamedTuple):

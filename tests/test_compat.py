@@ -12,44 +12,44 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import limits
-from fusedlib.launch import internals
+from fusedlib import compat
 from measure.recording import paths
 
 
 def test_wrappers_of_transforms_are_known_alive_and_dead():
     left = []
     torch.func.grad(lambda x: left.append(x) or x.sum())(torch.ones(3))
-    assert internals.is_transform_wrapper(left[0])
-    assert not internals.is_transform_wrapper(torch.ones(3))
-    assert not internals.is_transform_wrapper(internals.unwrap_if_dead(left[0]))
-    assert not internals.is_transform_wrapper(internals.unwrap_dead_wrappers((left[0],))[0])
+    assert compat.is_transform_wrapper(left[0])
+    assert not compat.is_transform_wrapper(torch.ones(3))
+    assert not compat.is_transform_wrapper(compat.unwrap_if_dead(left[0]))
+    assert not compat.is_transform_wrapper(compat.unwrap_dead_wrappers((left[0],))[0])
 
 
 def test_transforms_and_forward_mode_are_seen():
     seen = []
-    torch.func.vmap(lambda x: seen.append(internals.is_transformed()) or x)(torch.ones(3))
-    assert seen == [True] and not internals.is_transformed() and not internals.in_forward_mode()
+    torch.func.vmap(lambda x: seen.append(compat.is_transformed()) or x)(torch.ones(3))
+    assert seen == [True] and not compat.is_transformed() and not compat.in_forward_mode()
     with forward_ad.dual_level():
-        assert internals.is_transformed() and internals.in_forward_mode()
+        assert compat.is_transformed() and compat.in_forward_mode()
 
 
 def test_batched_gradients_are_seen():
     seen = []
     x = torch.ones(2, requires_grad=True)
     y = x * 1
-    y.register_hook(lambda g: seen.append(internals.is_batched_gradient(g)))
+    y.register_hook(lambda g: seen.append(compat.is_batched_gradient(g)))
     torch.autograd.grad(y, x, torch.eye(2), is_grads_batched=True)
-    assert seen == [True] and not internals.is_batched_gradient(x)
+    assert seen == [True] and not compat.is_batched_gradient(x)
 
 
 def test_modes_tracing_and_autocast_are_seen():
     def state() -> tuple:
-        counts = internals.dispatch_mode_count(), internals.function_mode_count()
-        return *counts, internals.autocasts_anywhere(), internals.tracing_state() is not None
+        counts = compat.dispatch_mode_count(), compat.function_mode_count()
+        return *counts, compat.autocasts_anywhere(), compat.tracing_state() is not None
 
-    assert state() == (0, 0, False, False) and internals.dispatch_modes() == []
+    assert state() == (0, 0, False, False) and compat.dispatch_modes() == []
     with TorchDispatchMode() as mode:
-        assert state() == (1, 0, False, False) and internals.dispatch_modes() == [mode]
+        assert state() == (1, 0, False, False) and compat.dispatch_modes() == [mode]
     with TorchFunctionMode():
         assert state() == (0, 1, False, False)
     with torch.autocast("cpu", torch.bfloat16):
@@ -66,57 +66,57 @@ def test_modes_tracing_and_autocast_are_seen():
 )  # fmt: skip
 def test_hooks_of_one_module_and_of_all_are_seen(register):
     module, hook = nn.Linear(1, 1), lambda *_: None
-    assert not internals.has_own_hooks(module) and not internals.has_global_hooks()
+    assert not compat.has_own_hooks(module) and not compat.has_global_hooks()
     handle = getattr(module, register)(hook)
-    assert internals.has_own_hooks(module) and hook in [*internals.hooks_of(module)]
+    assert compat.has_own_hooks(module) and hook in [*compat.hooks_of(module)]
     handle.remove()
     handle = getattr(nn.modules.module, f"register_module_{register.removeprefix('register_')}")(
         hook
     )
-    assert internals.has_global_hooks() and not internals.has_own_hooks(module)
+    assert compat.has_global_hooks() and not compat.has_own_hooks(module)
     handle.remove()
-    assert not internals.has_global_hooks()
+    assert not compat.has_global_hooks()
 
 
 def test_fakes_are_known():
     from torch._subclasses import FakeTensorMode
 
     with FakeTensorMode():
-        assert internals.is_fake(type(torch.empty(2))) and not internals.is_fake(nn.Parameter)
+        assert compat.is_fake(type(torch.empty(2))) and not compat.is_fake(nn.Parameter)
 
 
 def test_leaves_kept_graphs_and_hooks_of_saved_tensors_are_seen():
     kept = []
     x = torch.ones(2, requires_grad=True)
     y = x * 1
-    assert isinstance(y.grad_fn.next_functions[0][0], internals.AccumulateGrad)
-    y.register_hook(lambda _: kept.append(internals.retains_graph()))
+    assert isinstance(y.grad_fn.next_functions[0][0], compat.AccumulateGrad)
+    y.register_hook(lambda _: kept.append(compat.retains_graph()))
     y.sum().backward(retain_graph=True)
     y.sum().backward()
-    assert kept == [True, False] and internals.saved_tensor_hooks(False) is None
+    assert kept == [True, False] and compat.saved_tensor_hooks(False) is None
     with graph.saved_tensors_hooks(lambda t: t, lambda t: t):
-        assert internals.saved_tensor_hooks(False) is not None
-    assert internals.keeps_by_hooks()
+        assert compat.saved_tensor_hooks(False) is not None
+    assert compat.keeps_by_hooks()
     with graph.disable_saved_tensors_hooks("no"):
-        assert not internals.keeps_by_hooks()
+        assert not compat.keeps_by_hooks()
 
 
 def test_an_asynchronous_assertion_fails_on_what_is_false():
-    internals.assert_async(torch.tensor(True), "no")
+    compat.assert_async(torch.tensor(True), "no")
     with pytest.raises(RuntimeError, match="a reason"):
-        internals.assert_async(torch.tensor(False), "a reason")
+        compat.assert_async(torch.tensor(False), "a reason")
 
 
 def test_the_device_s_index_stream_and_allocator_are_asked_for():
     if torch.cuda.is_available():
-        assert internals.current_device_index() == torch.cuda.current_device()
+        assert compat.current_device_index() == torch.cuda.current_device()
         stream = torch.cuda.current_stream().cuda_stream
-        assert internals.current_stream(torch.cuda.current_device()) == stream
-        assert not internals.is_capturing()
-    new = internals.empty_strided("cpu")
+        assert compat.current_stream(torch.cuda.current_device()) == stream
+        assert not compat.is_capturing()
+    new = compat.empty_strided("cpu")
     made = new((2, 3), (1, 2), torch.float16)
     assert (made.shape, made.stride(), made.dtype) == ((2, 3), (1, 2), torch.float16)
-    assert internals.empty_strided("no such device") is None
+    assert compat.empty_strided("no such device") is None
 
 
 def test_triton_s_wrapper_of_tensor_maps_is_taken_off_where_it_is_known():
@@ -125,20 +125,20 @@ def test_triton_s_wrapper_of_tensor_maps_is_taken_off_where_it_is_known():
 
     launcher, tensordesc_meta = print, [None]
     unknown = None, print, lambda: 0, wrapper
-    assert [internals.unwrap_launcher(run) for run in unknown] == [None] * 4
+    assert [compat.unwrap_launcher(run) for run in unknown] == [None] * 4
     tensordesc_meta = ["known"]
-    assert internals.unwrap_launcher(wrapper) == (print, ["known"])
+    assert compat.unwrap_launcher(wrapper) == (print, ["known"])
     driver = pytest.importorskip("triton.backends.nvidia.driver")
     if hasattr(driver, "wrap_handle_tensordesc"):
         meta = ["of dy", "of w"]
         signature = {0: "tensordesc<bf16[128,64]>", 1: "tensordesc<bf16[128,64]>", 2: "*bf16"}
         wrapped = driver.wrap_handle_tensordesc(print, signature, meta)
-        assert internals.unwrap_launcher(wrapped) == (print, meta)
+        assert compat.unwrap_launcher(wrapped) == (print, meta)
 
 
 def test_gluon_s_shared_memory_is_reinterpreted_by_either_name():
     gl = pytest.importorskip("triton.experimental.gluon.language")
-    assert callable(internals.reinterpret(gl.shared_memory_descriptor))
+    assert callable(compat.reinterpret(gl.shared_memory_descriptor))
 
 
 @pytest.mark.parametrize("value", ["1", "true"])
@@ -148,7 +148,7 @@ def test_a_user_s_interpreter_computes_in_bf16_as_plain_pytorch(value):
     code = """if True:
         import torch, fusedlib
         from fusedlib import reference
-        from fusedlib.launch.device import has_kernels
+        from fusedlib.launch import has_kernels
         x, gate, up, down = (torch.randn(n, 32).bfloat16() for n in (48, 32, 32, 32))
         labels = torch.arange(48) % 32
         for actual, true in (
@@ -169,9 +169,9 @@ def test_a_user_s_interpreter_computes_in_bf16_as_plain_pytorch(value):
 
 def test_a_module_compiled_by_itself_is_known():
     layer = nn.Linear(2, 2)
-    assert internals.COMPILED_CALL not in vars(layer)
+    assert compat.COMPILED_CALL not in vars(layer)
     layer.compile()
-    assert internals.COMPILED_CALL in vars(layer)
+    assert compat.COMPILED_CALL in vars(layer)
 
 
 def test_a_function_is_constant_while_compiling_as_torch_marks_it():
@@ -181,5 +181,5 @@ def test_a_function_is_constant_while_compiling_as_torch_marks_it():
     def other() -> int:
         return 1
 
-    marks = vars(internals.constant_while_compiling(one))
+    marks = vars(compat.constant_while_compiling(one))
     assert marks == vars(torch.compiler.assume_constant_result(other)) != {}
