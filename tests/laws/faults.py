@@ -1,7 +1,8 @@
 """Faults that the laws must notice: what stands in a file of `fusedlib/ops`, and what the fault has
 there, maybe several times.
 
-A fault that no law notices is a hole in the laws: mend the laws.
+Noticed is what the laws of results, gradients, bounds and NaN reject, at the usual sizes and in
+the first dtype. A fault that none notices is a hole in the laws: mend the laws.
 """
 
 Faults = dict[str, tuple[str, str]]

@@ -6,8 +6,10 @@ PyTorch, in Triton's interpreter and on a GPU. Then say what it promises: an err
 keeps for backward, what it refuses; and in `faults.py` what its kernels must not survive.
 
 Shapes are letters: "t h" is t rows of h numbers, "2i h" are twice i rows, "" is a single number;
-t counts tokens, of which there may be several dimensions, or none. The table is made for a library,
-because broken copies of it are tried too (`copied.py`).
+t counts tokens, b sequences, of either there may be none. A shape that begins with t is of each
+token: its tokens may have several dimensions. Sizes are drawn for all letters but d, r and w, the
+widths of heads. The table is made for a library, because broken copies of it are tried too
+(`copied.py`).
 """
 
 from collections.abc import Callable
@@ -56,7 +58,7 @@ class Operation:
     Attributes:
         call: takes operands by name, gives a tensor or a tuple of them.
         plain: the same in plain PyTorch, also of float64.
-        operands: by name; the first has the dtype of the results.
+        operands: by name; the first has tokens, wants a gradient and has the results' dtype.
         outputs: their shapes, by name.
         sizes: what the letters stand for on a CPU; `gpu_sizes` on a GPU.
         more_sizes: further ones at which results and gradients are compared, such as the borders
@@ -70,11 +72,14 @@ class Operation:
         reads: by operand, the operands and outputs that its gradient needs.
         keeps: shapes of all else that is kept for backward; in fp32 where `keeps_fp32`.
         casts: under autocast operands are cast, as a linear layer's.
-        bound: how far an element of a result or gradient may be off, of `bounds`.
-        refused: settings that are errors.
+        bound: how far an element of a result or gradient may be off, of `bounds`. Plain PyTorch is
+            held to it too, at the borders and at drawn sizes. The tolerance rule, of PyTorch's own
+            error, holds besides, at `sizes`.
+        refused: settings that are errors; `call` takes them in place of its own.
         dense: so are sparse and nested operands.
         public: checks its operands, and has registered operators; or part of a patched model.
-        exceptions: laws that do not hold, by a part of their name, and why.
+        exceptions: laws that kernels do not keep, by a part of their name, and why. Plain PyTorch
+            keeps them.
     """
 
     call: Callable[..., Any]
@@ -99,6 +104,20 @@ class Operation:
     dense: bool = False
     public: bool = True
     exceptions: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        first, operands = next(iter(self.operands.values())), self.operands.values()
+        shapes = *(each.shape for each in operands), *self.outputs.values(), *self.keeps
+        letters = {word[-1] for word in " ".join(shapes).split()}
+        for sizes, more in (
+            (self.sizes, self.more_sizes),
+            (self.gpu_sizes, (*self.more_gpu_sizes, self.huge_gpu_sizes)),
+        ):
+            assert letters <= sizes.keys(), f"no size of {letters - sizes.keys()} in {sizes}"
+            unknown = {letter for each in more for letter in each} - sizes.keys()
+            assert not unknown, f"further sizes of {unknown}, which {sizes} lacks"
+            fits = first.learned and "t" in first.shape.split() and sizes["t"] >= 6
+            assert fits, "the first operand needs tokens, 6 at least, and a gradient"
 
     def kept_itemsize(self, dtype: torch.dtype) -> int:
         """Bytes of a number that is kept beside operands and results."""
