@@ -28,14 +28,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers, editors and the API reference
     from fusedlib.fixed import fixed_weights
-    from fusedlib.ops.linear.function import linear
-    from fusedlib.ops.linear.module import Linear
     from fusedlib.ops.loss.function import (
         linear_cross_entropy,
         linear_cross_entropy_and_accuracy,
         linear_log_probs,
     )
     from fusedlib.ops.loss.module import LinearCrossEntropyLoss, LinearLogProbs
+    from fusedlib.ops.matmul.function import linear
+    from fusedlib.ops.matmul.module import Linear
     from fusedlib.ops.mlp.function import geglu_mlp, swiglu, swiglu_mlp
     from fusedlib.ops.mlp.module import GeGLUMLP, SwiGLUMLP
     from fusedlib.ops.norm.function import rms_norm
@@ -49,8 +49,8 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "apply_to": "fusedlib.patch.apply",
     "fixed_weights": "fusedlib.fixed",
-    "linear": "fusedlib.ops.linear.function",
-    "Linear": "fusedlib.ops.linear.module",
+    "linear": "fusedlib.ops.matmul.function",
+    "Linear": "fusedlib.ops.matmul.module",
     "rms_norm": "fusedlib.ops.norm.function",
     "rope": "fusedlib.ops.rope.function",
     "RMSNorm": "fusedlib.ops.norm.module",

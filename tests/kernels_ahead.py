@@ -18,10 +18,8 @@ from triton.runtime import JITFunction
 
 from fusedlib import tuning
 from fusedlib.launch import Config
-from fusedlib.ops.linear.split import hopper as split_hopper
-from fusedlib.ops.linear.split import parts
-from fusedlib.ops.linear.split import product as split
 from fusedlib.ops.loss import kernels as linear_cross_entropy
+from fusedlib.ops.matmul import function as matmul
 from fusedlib.ops.mlp import configs as swiglu_configs
 from fusedlib.ops.mlp import tiles as swiglu
 from fusedlib.ops.mlp.configs import UNALIGNED
@@ -136,22 +134,21 @@ def calls_of_hopper(arch: int) -> Calls:
 
 def calls_of_split(arch: int) -> Calls:
     """Products of factors that lie as they are and transposed, and what splits factors."""
-    config = split.CONFIGS[arch]
-    split.INTERPRETER, split.hopper = config, None
+    matmul.INTERPRETER = matmul.CONFIGS[arch]
     sizes = 300, 1024, 500, 1024
     halves, words = meta(512, 512, dtype=FP16), meta(512, dtype=torch.int32)
     matrices = halves, halves, words, words, meta(300, 1024, dtype=FP32)
     for turned in product((False, True), repeat=2):
         name = f"{turned[0]:d}{turned[1]:d}"
-        yield f"tl {name}", partial(split._launch(halves.device, sizes, turned), *matrices)
+        yield f"tl {name}", partial(matmul._launch(halves.device, sizes, turned), *matrices)
         if arch == 90:
-            launch = split_hopper.launch(halves.device, sizes, turned)
+            launch = matmul._hopper_launch(halves.device, sizes, turned)
             yield f"gluon {name}", partial(launch, *matrices)
     for name, columns in (("even", 1024), ("ragged", 1025)):
         source = meta(300, columns, dtype=FP32)
         for by_columns in (False, True):
-            parts.INTERPRETED = parts.COLUMNS if by_columns else parts.ROWS
-            splitting = parts.FactorSplitter(source.device, source, by_columns)
+            matmul.INTERPRETED_LINES = matmul.COLUMNS if by_columns else matmul.ROWS
+            splitting = matmul.FactorSplitter(source.device, source, by_columns)
             yield f"{name} {'columns' if by_columns else 'rows'}", partial(splitting, source)
 
 

@@ -80,7 +80,7 @@ def play(arch: int, processors: int) -> None:
         multi_processor_count=processors
     )
     op.PLAIN_TYPES = frozenset((Paper, torch.Tensor, Parameter))
-    from fusedlib.ops.linear.split import mm, parts, product
+    from fusedlib.ops.matmul import function as matmul
     from fusedlib.ops.mlp import plan, products
     from fusedlib.ops.mlp.few_tokens import products as few_products
 
@@ -91,8 +91,7 @@ def play(arch: int, processors: int) -> None:
         *[by_rows] * 2, *[by_columns] * 2, *[over_tokens] * 2
     )  # fmt: skip
     products.TORCH_PRODUCTS = products.TORCH_FP32_PRODUCTS = plain
-    mm.is_operator_visible = lambda a, b: False
-    for module in (plan, few_products, parts, product):
+    for module in (plan, few_products, matmul):
         module.allocator = lambda device: lambda shape, strides, dtype: paper(shape, dtype, strides)
 
 

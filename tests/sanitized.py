@@ -15,10 +15,10 @@ from torch.autograd import grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import llama_models
-from fusedlib import rms_norm, rope
-from fusedlib.ops.linear.split.product import split_product, split_product_of_stored
+from fusedlib import rms_norm, rope, tuning
 from fusedlib.ops.loss import kernels as linear_cross_entropy_kernels
 from fusedlib.ops.loss.function import linear_cross_entropy, linear_log_probs
+from fusedlib.ops.matmul.function import multiply
 from fusedlib.ops.mlp import configs as swiglu_configs
 from fusedlib.ops.mlp import route
 from fusedlib.ops.mlp.function import swiglu
@@ -143,15 +143,16 @@ def hopper_both() -> None:
 
 
 @run("split")
+@tuning.override(split_least_size=1, split_least_results=1, split_least_work=1)
 def split() -> None:
     """Lines that are rows, and that are columns; and a factor whose rows lie in two tensors."""
     a, b = (normal(*shape, dtype=torch.float32) for shape in ((140, 300), (300, 134)))
     for left, right in ((a, b), (a.T.contiguous().T, b.T.contiguous().T)):
-        near(split_product(left, right), a.double() @ b.double(), 1e-6)
+        near(multiply(left, right), a.double() @ b.double(), 1e-6)
     above, below = (t.clone() for t in b.chunk(2))
-    near(split_product_of_stored(a, above, (False, False), below), a.double() @ b.double(), 1e-6)
+    near(multiply(a, above, lower_half=below), a.double() @ b.double(), 1e-6)
     above, below = (t.contiguous() for t in b.T.chunk(2))
-    near(split_product_of_stored(a, above, (False, True), below), a.double() @ b.double(), 1e-6)
+    near(multiply(a, above, (False, True), lower_half=below), a.double() @ b.double(), 1e-6)
 
 
 @run("linear-cross-entropy")

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fusedlib.bench import rivals
-from fusedlib.ops.linear import function as projection
+from fusedlib.ops.matmul import function as projection
 from fusedlib.patch import apply
 from measure import mlp_rivals
 from measure.end_to_end import cases, measure, races, study

@@ -9,8 +9,7 @@ import ahead
 
 pytest.importorskip("triton")
 from fusedlib.launch import DEFAULT_ARCHITECTURE, SHARED_MEMORY
-from fusedlib.ops.linear.split import parts
-from fusedlib.ops.linear.split import product as products
+from fusedlib.ops.matmul import function as matmul
 from fusedlib.ops.mlp import configs as swiglu_configs
 from fusedlib.ops.mlp import tiles as swiglu
 from fusedlib.ops.mlp.few_tokens import kernels as few_tokens
@@ -120,7 +119,7 @@ def test_a_packed_weight_and_a_pair_start_the_same_binaries(monkeypatch, inner):
     for rows, has_lower_half in ((2 * inner, False), (inner, True)):
         like = torch.empty(rows, 48, device="meta")
         by_rows, by_columns = (
-            parts.FactorSplitter(x.device, like, c, has_lower_half) for c in (False, True)
+            matmul.FactorSplitter(x.device, like, c, has_lower_half) for c in (False, True)
         )
         found["rows"].add(by_rows.launch.binary_key(0, *[x] * 4))
         found["columns"].add(by_columns.launch.binary_key(0, *[x] * 4))
@@ -128,7 +127,7 @@ def test_a_packed_weight_and_a_pair_start_the_same_binaries(monkeypatch, inner):
 
 
 def test_tables_have_every_architecture():
-    for table in (swiglu_configs.FORWARD, swiglu_configs.BACKWARD, products.CONFIGS):
+    for table in (swiglu_configs.FORWARD, swiglu_configs.BACKWARD, matmul.CONFIGS):
         assert sorted(table) == ARCHITECTURES
     assert min(ARCHITECTURES, key=SHARED_MEMORY.get) == DEFAULT_ARCHITECTURE
 

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("triton")
 import limits
 import sanitized
-from fusedlib.ops.linear.split import hopper as split_hopper
+from fusedlib.ops.matmul import hopper as split_hopper
 from fusedlib.ops.mlp.hopper import kernel as hopper
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]

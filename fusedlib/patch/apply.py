@@ -29,7 +29,7 @@ from fusedlib.ops.fused_class import (
     package_of,
     stored_weight,
 )
-from fusedlib.ops.linear.module import Linear
+from fusedlib.ops.matmul.module import Linear
 from fusedlib.patch.families import FAMILIES, LITGPT, PARAMETRIZED, Family, Part, changed
 from fusedlib.patch.modules import FusedAttention, FusedHead, FusedLinear, FusedMLP, FusedRMSNorm
 

@@ -26,8 +26,8 @@ from fusedlib.ops.fused_class import (
     has_value_hooks,
     plain_weights,
 )
-from fusedlib.ops.linear import function as linear_function
 from fusedlib.ops.loss.function import linear_cross_entropy
+from fusedlib.ops.matmul import function as linear_function
 from fusedlib.ops.mlp.activation import activation_of
 from fusedlib.ops.mlp.function import gated_mlp
 from fusedlib.ops.norm.function import rms_norm

@@ -178,11 +178,11 @@ BY_TOKEN: Faults = {
 }  # fmt: skip
 
 LINEAR: Faults = {
-    "bias left out": ("y += bias", "pass"),
+    "bias left out": ("product += bias", "pass"),
     "d_b of the first tokens": ("rows.sum(0)", "rows[1:].sum(0)"),
     "d_W of other tokens": ("product(rows.t(),", "product(rows.roll(1, 0).t(),"),
     "d_x a thousandth off": ("product(rows, weight)", "product(rows * 1.001, weight)"),
-    "y a thousandth off": ("split_mm(rows, weight.t())", "split_mm(rows * 1.001, weight.t())"),
+    "y a thousandth off": ("multiply(rows, weight, (F", "multiply(rows * 1.001, weight, (F"),
 }
 LAST_RESULT = "((i == m - 1)[:, None] & (j == n - 1)[None, :])"
 DOTS = "tl.dot(al, bh, tl.dot(ah, bl))"
@@ -253,7 +253,7 @@ INTERPRETED = (
     (("swiglu_mlp of a pair",), "mlp/tiles.py", PAIR),
     (FEW_TOKENS, "mlp/few_tokens/kernels.py", FEW),
     (("swiglu_mlp apart",), "mlp/tiles.py", APART),
-    (("swiglu_mlp split",), "linear/split/parts.py", SPLIT_PAIR),
+    (("swiglu_mlp split",), "matmul/kernels.py", SPLIT_PAIR),
     (("geglu_mlp",), "mlp/activation_kernels.py", GELU),
     (("exact geglu_mlp",), "mlp/activation_kernels.py", EXACT_GELU),
     (("q, k and v",), "qkv/kernels.py", QKV),
@@ -264,9 +264,9 @@ INTERPRETED = (
     (("mean loss",), "loss/kernels.py", LOSS),
     (("log_probs",), "loss/kernels.py", LOG_PROBS),
     (("loss by token",), "loss/kernels.py", BY_TOKEN),
-    (("linear",), "linear/operator.py", LINEAR),
-    (FAR_APART, "linear/split/product.py", PRODUCT),
-    (FAR_APART, "linear/split/parts.py", PARTS),
+    (("linear",), "matmul/function.py", LINEAR),
+    (FAR_APART, "matmul/kernels.py", PRODUCT),
+    (FAR_APART, "matmul/kernels.py", PARTS),
 )
 ON_GPU = (  # of paths that the interpreter does not take: by TMA, by wider tiles and spans
     (("swiglu_mlp by tiles",), "mlp/tiles.py", MLP | PAIR),
@@ -275,5 +275,5 @@ ON_GPU = (  # of paths that the interpreter does not take: by TMA, by wider tile
 ON_HOPPER = (
     (("swiglu_mlp",), "mlp/hopper/epilogue.py", ROLES),
     (("swiglu_mlp",), "mlp/hopper/kernel.py", ROLES_PRODUCT),
-    (FAR_APART, "linear/split/hopper.py", SPLIT_ROLES),
+    (FAR_APART, "matmul/hopper.py", SPLIT_ROLES),
 )

@@ -210,18 +210,18 @@ def test_other_shapes_vs_the_contract(device, shape, turned):
 
 def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Other kernels and tiles than a call of this size takes here."""
-    from fusedlib.ops.linear.split import product as products
+    from fusedlib.ops.matmul import function as matmul
 
     if INTERPRETED:
         with tuning.override(split_interpreter_config=Config(64, 32, 32, 4, 1, group_m=2)):
             yield "small blocks, several of a tile"
-        monkeypatch.setattr(products, "MIN_K_PER_SPLIT", 64)
+        monkeypatch.setattr(matmul, "MIN_K_PER_SPLIT", 64)
         for shares in (2, 3):
-            monkeypatch.setattr(products, "choose_k_splits", lambda *_, n=shares: n)
+            monkeypatch.setattr(matmul, "choose_k_splits", lambda *_, n=shares: n)
             tuning.forget()
             yield f"{shares} programs share a sum"
     else:
-        monkeypatch.setattr(products, "hopper", None)
+        monkeypatch.setattr(matmul, "has_hopper_kernel", lambda: False)
         tuning.forget()
         yield "as on a card that is no Hopper"
 
@@ -307,7 +307,7 @@ def test_what_is_cut_off_is_made_good(tmp_path):
         return ((true - found).sum() / true.sum()).item()
 
     assert abs(short(fusedlib)) < 1.2e-7
-    text = "ops/linear/split/parts.py", "axis=axis) != 0)", "axis=axis) < 0)"
+    text = "ops/matmul/kernels.py", "axis=axis) != 0)", "axis=axis) < 0)"
     with library_with(*text, tmp_path) as without:
         assert short(without) > 1.2e-7
 

@@ -27,7 +27,7 @@ with the entropy of p, if it is wanted, as published for policy gradients (Mnih 
 A token is a hit (1.0, else 0.0) where y is the first of its largest logits, and not ignored.
 
 The products are torch.mm's, over chunks of tokens; in fp32 at torch's "highest", where it pays, of
-split factors (`ops.linear.split`). One kernel reads a chunk's logits twice, the second time
+split factors (`ops.matmul.kernels`). One kernel reads a chunk's logits twice, the second time
 from the L2 cache where it holds them, writes d_logits over them and the losses. Gradients are
 computed in forward, where the logits are, when one is wanted; backward multiplies them by the
 upstream scalar, in no time where that is 1. Nothing is read back to the host.
@@ -57,7 +57,7 @@ product holds parts as large as both its factors meanwhile, one of W's products 
 bytes, and adds up d_W of several chunks by way of another 4·V·H.
 
 Error bound: logits are rounded to the inputs' dtype once; in fp32 each product errs as torch's own,
-or within the bound of `fusedlib.ops.linear.split`. Of those logits, with M the largest of a row's
+or within the bound of `fusedlib.ops.matmul.kernels`. Of those logits, with M the largest of a row's
 |logits| and |lse|, a loss errs by (8 + log₂ V) (1 + M) (1 + 2 ζ M) 2⁻²⁴ at most, and each p_c by
 (8 + log₂ V + M) 2⁻²³ of itself. A softcap adds 20 M (1 + 2 ζ M) 2⁻²⁴ to the first, 20 M 2⁻²⁴ to
 the second, and its derivative errs by (8 + 6 |x| / κ) 2⁻²⁴ of itself at a logit x before it; class
@@ -79,8 +79,7 @@ from torch import Tensor
 
 from fusedlib.launch import Config, Launch, architecture, cdiv, launch_for
 from fusedlib.ops.arguments import KERNEL_DTYPES
-from fusedlib.ops.linear import split
-from fusedlib.ops.linear.route import splits_product
+from fusedlib.ops.matmul.function import multiply, splits
 
 LEAST, BALANCED = -2, -1  # for bytes: budgets that depend on the shapes
 LOGITS_BYTES = 2**29  # smaller chunks of logits make products slower
@@ -686,23 +685,21 @@ def fill_scaled(source: Tensor, result: Tensor, factor: Tensor, counts: Tensor) 
 
 
 def _is_faster_split(a: Tensor, b: Tensor) -> bool:
-    return splits_product(a, a.shape[0], b.shape[1], a.shape[1])
+    return splits(a, b)
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None = None) -> Tensor:
     """A B, or A B + bias, in `out` if there is one."""
     if not _is_faster_split(a, b):
         return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
-    product = split.split_mm(a, b)
-    if bias is not None:
-        product += bias
+    product = multiply(a, b, bias=bias)
     return product if out is None else out.copy_(product)
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """total + A B in `dtype`, in place; A B where there is no total."""
     if _is_faster_split(a, b):
-        product = split.split_mm(a, b)
+        product = multiply(a, b)
         return product if total is None else total.add_(product)
     wide: dict[str, Any] = {"out_dtype": dtype} if a.is_cuda and a.dtype != dtype else {}
     if not wide:

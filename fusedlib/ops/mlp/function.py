@@ -6,7 +6,7 @@ from two fp16 parts a factor, where an element of a product A B over k terms err
 
     (18 + k/4096) 2⁻²² Σ|a||b| + 2⁻³⁹ (max|a| Σ|b| + max|b| Σ|a|)
 
-(`fusedlib.ops.linear.split`; IEEE fp32's own bound is k/4 2⁻²² Σ|a||b|; FUSEDLIB_SPLIT=0 in the
+(`fusedlib.ops.matmul.kernels`; IEEE fp32's own bound is k/4 2⁻²² Σ|a||b|; FUSEDLIB_SPLIT=0 in the
 environment asks for IEEE arithmetic). At "high" they are torch's, in TF32. Other sizes, dtypes and
 devices run the same lines in plain PyTorch, whose own autograd then decides what is kept for
 backward, but for `save="input"`: torch's checkpoint, where a gradient is wanted and hooks on saved
@@ -43,7 +43,7 @@ from fusedlib.ops.arguments import (
     require_tensors,
     shape_of,
 )
-from fusedlib.ops.linear import route as linear_route
+from fusedlib.ops.matmul import function as linear_route
 from fusedlib.ops.mlp import plan_cache, route
 from fusedlib.ops.mlp.activation import ACTIVATIONS, gelu_name
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fusedlib.compat import is_transform_wrapper, is_transformed
 from fusedlib.launch import BoundedCache
-from fusedlib.ops.linear import route as linear_route
-from fusedlib.ops.linear.route import fp32_precision
+from fusedlib.ops.matmul import function as linear_route
+from fusedlib.ops.matmul.function import fp32_precision
 from fusedlib.ops.mlp import route
 from fusedlib.ops.mlp.problem import MLPProblem
 

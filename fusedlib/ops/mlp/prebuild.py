@@ -11,7 +11,7 @@ from collections.abc import Hashable
 
 from fusedlib.launch import PlannedLaunch
 from fusedlib.ops.arguments import FEW_TOKENS
-from fusedlib.ops.linear.route import UNBOUNDED_TOKENS
+from fusedlib.ops.matmul.function import UNBOUNDED_TOKENS
 from fusedlib.ops.mlp import route
 from fusedlib.ops.mlp.plan import Plan
 from fusedlib.ops.mlp.plan_cache import make_plan

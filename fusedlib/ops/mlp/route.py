@@ -46,8 +46,8 @@ from torch import Tensor
 from fusedlib.compat import is_transformed
 from fusedlib.launch import INTERPRETED, architecture, has_kernels
 from fusedlib.ops.arguments import FEW_TOKENS, HALF_DTYPES, KERNEL_DTYPES
-from fusedlib.ops.linear import route as linear_route
-from fusedlib.ops.linear.route import fp32_precision
+from fusedlib.ops.matmul import function as linear_route
+from fusedlib.ops.matmul.function import fp32_precision
 from fusedlib.ops.mlp.configs import ALIGNMENT, one_wave_lengths
 from fusedlib.ops.mlp.problem import TILED, UNFUSED, WARP_SPECIALIZED, MLPProblem, Route
 

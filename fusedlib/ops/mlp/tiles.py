@@ -27,7 +27,7 @@ pointers, or through tensor descriptors (TMA) where the configuration asks for t
 Error bound, element by element and to first order, where nothing overflows or underflows. v is the
 dtype's unit roundoff: 2⁻⁸ bf16, 2⁻¹¹ fp16, 2⁻²⁴ fp32 at torch's "highest". A sum of n terms errs by
 n 2⁻²² of their magnitudes' at most, in any order, by truncating tensor cores too; one of split fp32
-factors has a bound of its own (`ops.linear.split`): (18 + n/4096) 2⁻²² of them, before Hopper
+factors has a bound of its own (`ops.matmul.kernels`): (18 + n/4096) 2⁻²² of them, before Hopper
 30 for 18, and 2⁻³⁹ (max|a| Σ|b| + max|b| Σ|a|) more. silu and its derivative err by
 t = (8 + |gate|) 2⁻²², silu relatively; |silu'| < 1.1 and |silu''| ≤ 1/2. With [d] = [d_gate|d_up]
 

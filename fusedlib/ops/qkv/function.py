@@ -24,7 +24,7 @@ from fusedlib.op import (
     outside_autocast,
 )
 from fusedlib.ops.arguments import autocast_enabled
-from fusedlib.ops.linear import function as linear_function
+from fusedlib.ops.matmul import function as linear_function
 from fusedlib.ops.mlp.configs import MAX_PROJECTION_TOKENS
 from fusedlib.ops.recomputed import recompute_in_backward
 

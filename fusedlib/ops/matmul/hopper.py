@@ -1,5 +1,5 @@
 # ruff: noqa: N803  (compile-time arguments of kernels are in capitals)
-"""The split product for Hopper: warps with fixed roles, in Gluon. Equations: `product`.
+"""The split product for Hopper: warps with fixed roles, in Gluon. Equations: `kernels`.
 
 One producer warp fetches a K block of the four parts by TMA into a ring of `STAGES` buffers, 64 KiB
 each. Two consumer warpgroups, not tied to each other, each multiply 64 rows of a 128·128 tile by
@@ -7,9 +7,6 @@ wgmma; while the products of a block join their span's sum, and a span's C, the 
 tensor cores.
 """
 
-from __future__ import annotations
-
-import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -18,11 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fusedlib.launch import HopperLaunch, architecture, cdiv, multiprocessors, with_roles
 from fusedlib.ops.gluon_blocks import fetch, tile_position
-from fusedlib.ops.linear.split.parts import SPAN, TILE
-
-CONFIG = with_roles(240, 24)
 
 
 @gluon.jit
@@ -189,27 +182,3 @@ def _hopper_split_product_kernel(  # type: ignore[no-untyped-def]
         [4, 1],
         [CONSUMER_REGISTERS, OTHER_REGISTERS],
     )  # fmt: skip
-
-
-def supports(device: torch.device) -> bool:
-    """Whether this kernel runs on that device."""
-    return device.type == "cuda" and architecture(device) == 90
-
-
-def launch(
-    device: torch.device, sizes: tuple[int, int, int, int], transposed: tuple[bool, bool]
-) -> HopperLaunch:
-    """The launch of products of m by k and k by n numbers.
-
-    Args:
-        device: where the factors lie.
-        sizes: m, n, k, and how many terms of k a program sums.
-        transposed: whether A, whether B is stored transposed.
-    """
-    tiles = cdiv(sizes[0], TILE) * cdiv(sizes[1], TILE)
-    tiles *= cdiv(sizes[2], sizes[3])
-    k = CONFIG.block_k
-    blocks = [[k, TILE] if transposed[0] else [TILE, k], [TILE, k] if transposed[1] else [k, TILE]]
-    constants = {"A_T": transposed[0], "B_T": transposed[1], "TILE": TILE, "SPAN": SPAN // k}
-    programs = min(tiles, multiprocessors(device))
-    return HopperLaunch(_hopper_split_product_kernel, CONFIG, programs, blocks, sizes, constants)

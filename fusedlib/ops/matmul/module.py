@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fusedlib.ops.arguments import require_size
 from fusedlib.ops.fused_class import LINEAR_FORWARDS, Fused, full_name, has_hooks
-from fusedlib.ops.linear.function import linear
+from fusedlib.ops.matmul.function import linear
 
 
 class Linear(nn.Linear):
