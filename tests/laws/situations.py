@@ -33,7 +33,7 @@ import fusedlib  # noqa: E402
 from llama_models import NAMES, TOKENS, VOCABULARY, make, replica_of, tokens  # noqa: E402
 
 Named = dict[str, Any]
-Change = Callable[[Any], Any]
+Change = Callable[..., Any]
 LAYER = "model.layers.0"
 MLP, ATTENTION = f"{LAYER}.mlp", f"{LAYER}.self_attn"
 GATE, DOWN, ACTIVATION = f"{MLP}.gate_proj", f"{MLP}.down_proj", f"{MLP}.act_fn"
@@ -135,11 +135,11 @@ def under_autocast(model: nn.Module) -> Named:
         return learned(model)
 
 
-def compiled(model: nn.Module, backend: str = "eager") -> Named:
+def compiled(model: nn.Module, use: Change = learned, backend: str = "eager") -> Named:
     """As one graph."""
     torch._dynamo.reset()
     whole = torch.compile(model, backend=backend, fullgraph=True)
-    return learned(model, whole, use_cache=False) | evaluated(model, whole, use_cache=False)
+    return use(model, whole, use_cache=False)
 
 
 def generated(model: nn.Module, **settings: Any) -> Named:
@@ -222,11 +222,6 @@ def by_litgpt(model: nn.Module) -> Named:
         for at in (torch.arange(8), torch.arange(8, 9)):
             found[f"logits at {len(at)}"] = model(ids[:, at], at)
     return found
-
-
-def single_gradients(model: nn.Module) -> Named:
-    weights = {path: model.get_submodule(path).weight for path in (QUERY, OUT, GATE)}
-    return {path: torch.autograd.grad(loss_of(model), w)[0] for path, w in weights.items()}
 
 
 def seen_by_a_hook(model: nn.Module) -> Named:
@@ -548,7 +543,7 @@ class Situation:
         made: makes the model in another way.
         dtype: of its weights. In float64 least can hide; only fp32 and half precision have kernels.
         before: done to the model before `apply_to`, to the unpatched one too; it may return another
-            that holds it, as an adapter.
+            that has the model in it, as an adapter.
         patched: calls `apply_to` in another way than with `switches`.
         after: done afterwards, as `before`.
         use: gives what must be as with the unpatched model, by name.
@@ -601,13 +596,13 @@ class Situation:
 SHARES = {torch.float64: 1e-5, torch.float32: 2e-5, torch.float16: 0.01, torch.bfloat16: 0.05}
 Situations = dict[str, Situation]
 Single = partial(Situation, dtype="float32")
+ONE_LAYER, HEADS, WINDOW = {"num_hidden_layers": 1}, {"head_dim": 16}, {"sliding_window": 8}
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
 LATENT = {
     "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
     "n_group": 1, "topk_group": 1, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
 }  # fmt: skip
-HEADS, WINDOW = {"head_dim": 16}, {"sliding_window": 8}
 # How many modules are replaced, by the order of SWITCHES: a release of transformers that rewrites a
 # module shows here.
 FAMILIES: dict[str, tuple[Named, str]] = {
@@ -652,103 +647,93 @@ def either(table: dict[str, Change]) -> Situations:
             for word, moment in (("before", "before"), ("later", "after"))}  # fmt: skip
 
 
-def families() -> Situations:
-    table = {name: of_family(name, replaced=replaced, left=LEFT.get(name, {}))
-             for name, (_, replaced) in FAMILIES.items()}  # fmt: skip
-    for switch in SWITCHES:
-        for name, is_on in ((f"{switch} alone", True), (f"all but {switch}", False)):
-            switches = {s: (s == switch) == is_on for s in SWITCHES}
-            table[name] = Single(family="Qwen3", switches=switches)
-    for name in ("gelu", "gelu_new", "gelu_pytorch_tanh"):
-        table[name] = Single(config={"hidden_act": name}, replaced="2 5 2 2 1 9")
-    for kind in ("none", "tanh"):
-        table[f"torch's GELU, {kind}"] = Single(
-            config={"num_hidden_layers": 1}, before=put(ACTIVATION, lambda _, k=kind: nn.GELU(k)),
-            replaced="1 3 1 1 1 5")  # fmt: skip
-    for name in ("open_llama_3b", "Llama-3.2-1B", "Qwen3-0.6B"):
-        groups = {} if name == "open_llama_3b" else {"n_query_groups": 2}
-        table[f"litgpt's {name}"] = Single(
-            made=partial(litgpt, name, **groups), use=by_litgpt, needs="litgpt", left={"loss": ""}
-        )
-    return table | {
-        "Phi3, with dropout": of_family("Phi3", config={"resid_pdrop": 0.5}),
-        "attention's dropout": Single(config={"attention_dropout": 0.5}),
-        "biases of an MLP": Single(config={"mlp_bias": True}, left={"mlp": "biases"}),
-        "biases of attention": Single(config={"attention_bias": True}),
-        "ReLU": Single(config={"hidden_act": "relu"}, left={"mlp": "ReLU"}),
-        "ReLU, Gemma": of_family("Gemma", config={"hidden_act": "relu"}, left={"mlp": "ReLU"}),
-        "tied": Situation(config={"tie_word_embeddings": True}),
-        "without a head": Situation(family="Mistral", before=lambda model: model.model, use=hidden,
-                                    left={"loss": "LlamaForCausalLM"}),
-    }  # fmt: skip
+# What is done and computed beside the kernels, on a CPU: at first models of all kinds.
+PLAIN = {name: of_family(name, replaced=replaced, left=LEFT.get(name, {}))
+         for name, (_, replaced) in FAMILIES.items()}  # fmt: skip
+for switch, is_on in itertools.product(SWITCHES, (True, False)):
+    switches = {s: (s == switch) == is_on for s in SWITCHES}
+    PLAIN[f"{switch} alone, {is_on}"] = Single(family="Qwen3", switches=switches)
+PLAIN |= {
+    **{name: Single(config={"hidden_act": name}, replaced="2 5 2 2 1 9")
+       for name in ("gelu", "gelu_new", "gelu_pytorch_tanh")},
+    **{f"torch's GELU, {kind}": Single(
+        config=ONE_LAYER, before=put(ACTIVATION, lambda _, kind=kind: nn.GELU(kind)),
+        replaced="1 3 1 1 1 5") for kind in ("none", "tanh")},
+    **{f"litgpt's {name}": Single(
+        made=partial(litgpt, name, **groups), use=by_litgpt, needs="litgpt", left={"loss": ""})
+       for name, groups in (("open_llama_3b", {}), ("Llama-3.2-1B", {"n_query_groups": 2}),
+                            ("Qwen3-0.6B", {"n_query_groups": 2}))},
+    "Phi3, with dropout": of_family("Phi3", config={"resid_pdrop": 0.5}),
+    "attention's dropout": Single(config={"attention_dropout": 0.5}),
+    "biases of an MLP": Single(config={"mlp_bias": True}, left={"mlp": "biases"}),
+    "biases of attention": Single(config={"attention_bias": True}),
+    "ReLU": Single(config={"hidden_act": "relu"}, left={"mlp": "ReLU"}),
+    "ReLU, Gemma": of_family("Gemma", config={"hidden_act": "relu"}, left={"mlp": "ReLU"}),
+    "tied": Situation(config={"tie_word_embeddings": True}),
+    "without a head": Situation(family="Mistral", before=lambda model: model.model, use=hidden,
+                                left={"loss": "LlamaForCausalLM"}),
+    "an activation that is only called SiLU": Situation(
+        family="Phi3", left={"mlp": "SiLU, not one of"},
+        before=put(f"{MLP}.activation_fn", lambda _: type("SiLU", (nn.ReLU,), {})())),
+    "a subclass of others": Situation(
+        before=has("__class__", type("Own", (transformers.LlamaForCausalLM,), {})),
+        left={"loss": "Own, no class of transformers"}),
+}  # fmt: skip
 
+# Functions, modules and weights of others: left, and said; or called where they come later.
+OF_LLAMA, OF_PHI3 = "models.llama.modeling_llama:", "models.phi3.modeling_phi3:"
+PLAIN |= {
+    f"another {place.rpartition(':')[2]}": Situation(
+        family=family, around=partial(transformers_has, place), left={switch: ""})
+    for place, family, switch in (
+        (f"{OF_LLAMA}LlamaMLP.forward", "Llama", "mlp"),
+        (f"{OF_LLAMA}LlamaRMSNorm.forward", "Llama", "rms_norm"),
+        (f"{OF_LLAMA}LlamaAttention.forward", "Llama", "attention"),
+        (f"{OF_LLAMA}LlamaForCausalLM.forward", "Llama", "loss"),
+        (f"{OF_LLAMA}apply_rotary_pos_emb", "Llama", "rope"),
+        ("loss.loss_utils:ForCausalLMLoss", "Llama", "loss"),
+        ("loss.loss_utils:fixed_cross_entropy", "Llama", "loss"),
+        ("models.gemma.modeling_gemma:GemmaRMSNorm._norm", "Gemma", "rms_norm"),
+        (f"{OF_PHI3}rotate_half", "Phi3", "rope"),
+        ("activations:SiLUActivation.forward", "Phi3", "mlp"),
+    )
+}  # fmt: skip
+for path, switch in ((f"{ATTENTION}.v_proj", "attention"), (DOWN, "mlp")):
+    name = path.rpartition(".")[2]
+    for way, change in (("in a Sequential", put(path, nn.Sequential)), ("odd", on(path, odd)),
+                        ("scripted", put(path, torch.jit.script))):  # fmt: skip
+        PLAIN[f"{name} {way}"] = Situation(before=change, left={switch: name})
+        PLAIN[f"{name} {way}, later"] = Situation(after=change)
+    PLAIN[f"{name} a function, later"] = Situation(after=put(path, lambda old: doubled(old)))
+own_loss = doubled(import_module("transformers.loss.loss_utils").ForCausalLMLoss)
+PLAIN |= either({
+    f"{way} of {path.rpartition('.')[2]}": on(path, change)
+    for path in (QUERY, OUT, "lm_head", MLP, ACTIVATION, FIRST_NORM, SECOND_NORM)
+    for way, change in (("own forward", own_forward), ("derived class", own_class))
+} | {
+    "another activation": put(ACTIVATION, lambda _: nn.Mish()),
+    "an activation that is a function": put(ACTIVATION, lambda _: torch.relu),
+    "another norm": put(SECOND_NORM, lambda _: nn.Softmax(dim=-1)),
+    "an own loss": has("loss_function", own_loss),
+    "an own loss, bound": has("loss_function", partial(own_loss)),
+    "a head in a Sequential": put("lm_head", nn.Sequential),
+    "resized embeddings": lambda m: m.resize_token_embeddings(223) and None,
+    "another head": put("lm_head", lambda _: nn.Linear(64, 211).double()),
+})  # fmt: skip
+PLAIN |= {
+    **{f"an own attention function, {name}": of_family(
+        name, "float64", after=attends("own"), use=by_keyword)
+       for name in (*NAMES, "SmolLM3", "Olmo2", "Olmo3", "Phi3", "Gemma", "Gemma2")},
+    **{way: Situation(after=attends(way)) for way in ("joins heads", "writes over values")},
+    **{f"layers of ours, {linear=}": Single(switches={"linear": linear}, before=all_of(
+        *(put(path, fusedlib.Linear.from_torch) for path in (QUERY, OUT, "lm_head"))))
+       for linear in (False, True)},
+    "a projection of an own class": Single(
+        before=on(OUT, own_class), left={"linear": "Linear with a forward of its own"}),
+    "a weight of an own class": Single(before=on(OUT, odd), left={"linear": "Odd"}),
+}  # fmt: skip
 
-def of_others() -> Situations:
-    """Functions, modules and weights of others: left, and said; or called where they come later."""
-    llama, phi3 = "models.llama.modeling_llama:", "models.phi3.modeling_phi3:"
-    own_loss = doubled(import_module("transformers.loss.loss_utils").ForCausalLMLoss)
-    table = {
-        f"another {place.rpartition(':')[2]}": Situation(
-            family=family, around=partial(transformers_has, place), left={switch: ""}
-        )
-        for place, family, switch in (
-            (f"{llama}LlamaMLP.forward", "Llama", "mlp"),
-            (f"{llama}LlamaRMSNorm.forward", "Llama", "rms_norm"),
-            (f"{llama}LlamaAttention.forward", "Llama", "attention"),
-            (f"{llama}LlamaForCausalLM.forward", "Llama", "loss"),
-            (f"{llama}apply_rotary_pos_emb", "Llama", "rope"),
-            ("loss.loss_utils:ForCausalLMLoss", "Llama", "loss"),
-            ("loss.loss_utils:fixed_cross_entropy", "Llama", "loss"),
-            ("models.gemma.modeling_gemma:GemmaRMSNorm._norm", "Gemma", "rms_norm"),
-            (f"{phi3}rotate_half", "Phi3", "rope"),
-            ("activations:SiLUActivation.forward", "Phi3", "mlp"),
-        )
-    }
-    for path, switch in ((f"{ATTENTION}.v_proj", "attention"), (DOWN, "mlp")):
-        name = path.rpartition(".")[2]
-        for way, change in (("in a Sequential", put(path, nn.Sequential)),
-                            ("scripted", put(path, torch.jit.script)),
-                            ("with an odd weight", on(path, odd))):  # fmt: skip
-            table[f"{name} {way}"] = Situation(before=change, left={switch: name})
-            table[f"{name} {way}, later"] = Situation(after=change)
-        table[f"{name} a function, later"] = Situation(after=put(path, lambda old: doubled(old)))
-    for path in (QUERY, OUT, "lm_head", MLP, ACTIVATION, FIRST_NORM, SECOND_NORM):
-        name = path.rpartition(".")[2]
-        table |= either({f"own forward of {name}": on(path, own_forward),
-                         f"derived class of {name}": on(path, own_class)})  # fmt: skip
-    table |= either({"another activation": put(ACTIVATION, lambda _: nn.Mish()),
-                     "an activation that is a function": put(ACTIVATION, lambda _: torch.relu),
-                     "another norm": put(SECOND_NORM, lambda _: nn.Softmax(dim=-1)),
-                     "an own loss": has("loss_function", own_loss),
-                     "an own loss, bound": has("loss_function", partial(own_loss)),
-                     "a head in a Sequential": put("lm_head", nn.Sequential),
-                     "resized embeddings": lambda m: m.resize_token_embeddings(223) and None,
-                     "another head": put("lm_head", lambda _: nn.Linear(64, 211).double()),
-                     })  # fmt: skip
-    for name in (*NAMES, "SmolLM3", "Olmo2", "Olmo3", "Phi3", "Gemma", "Gemma2"):
-        table[f"an own attention function, {name}"] = of_family(
-            name, "float64", after=attends("own"), use=by_keyword
-        )
-    ours = fusedlib.Linear.from_torch
-    for linear in (False, True):
-        table[f"layers of ours, {linear=}"] = Single(
-            before=all_of(*(put(path, ours) for path in (QUERY, OUT, "lm_head"))),
-            switches={"linear": linear})  # fmt: skip
-    return table | {
-        "joins heads": Situation(after=attends("joins heads")),
-        "writes over values": Situation(after=attends("writes over values")),
-        "an activation that is only called SiLU": Situation(
-            family="Phi3", left={"mlp": "SiLU, not one of"},
-            before=put(f"{MLP}.activation_fn", lambda _: type("SiLU", (nn.ReLU,), {})())),
-        "a subclass of others": Situation(
-            before=has("__class__", type("Own", (transformers.LlamaForCausalLM,), {})),
-            left={"loss": "Own, no class of transformers"}),
-        "a projection of an own class": Single(
-            before=on(OUT, own_class), left={"linear": "Linear with a forward of its own"}),
-        "a weight of an own class": Single(before=on(OUT, odd), left={"linear": "Odd"}),
-    }  # fmt: skip
-
-
+# Frozen, hooked, computed by others, stepped.
 FROZEN = (
     "q_proj", "o_proj", "input_layernorm", "gate_proj", "mlp", "norm", "embed", "proj", "layers",
 )  # fmt: skip
@@ -759,12 +744,8 @@ REGISTERS: dict[str, Any] = {
     "register_full_backward_hook": lambda module, into, out: (into[0] * 2, *into[1:]),
     "register_full_backward_pre_hook": lambda module, out: (out[0] * 2, *out[1:]),
 }
-SHAPED: dict[str, Change] = {
-    "weight_norm": parametrizations.weight_norm,
-    "orthogonal": parametrizations.orthogonal,
-    "spectral_norm": parametrizations.spectral_norm,  # iterates whenever it computes the weight
-    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5),
-}
+WEIGHT_NORM, SPECTRAL_NORM = parametrizations.weight_norm, parametrizations.spectral_norm
+STORED = partial(parametrize.remove_parametrizations, tensor_name="weight")
 
 
 def hook(path: str, register: str) -> Change:
@@ -781,58 +762,59 @@ def in_two_calls(*first: str) -> Callable[[Any, Any], Any]:
     return lambda library, m: (library.apply_to(m, **off), library.apply_to(m))[1]
 
 
-def of_weights_and_hooks() -> Situations:
-    """Frozen, hooked, computed by others, stepped."""
-    table = either(
-        {f"{word} frozen": freezing(word) for word in FROZEN}
-        | {f"{register} of {path.rpartition('.')[2]}": hook(path, register)
-           for path in HOOKED for register in REGISTERS}
-        | {"some frozen": freezing("0.mlp.gate_proj", "0.mlp.up_proj", "0.self_attn.q_proj",
-                                   "1.self_attn.k_proj"),
-           "a weight's hook": on_weights(lambda w: w.register_hook(lambda g: 0 * g)),
-           "a hook after accumulation": on_weights(lambda w: (
-               w.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", 3 * p.grad))))}
-    )  # fmt: skip
-    whole = partial(parametrize.remove_parametrizations, tensor_name="weight")
-    for path in (QUERY, GATE, "lm_head", OUT):
-        name = path.rpartition(".")[2]
-        for shape, change in SHAPED.items():
-            table[f"{name} {shape}, later"] = Situation(after=on(path, change))
-        table[f"{name} spectral_norm before, then removed"] = Situation(
-            before=on(path, SHAPED["spectral_norm"]), use=in_turn(usual, on(path, whole), usual)
-        )
-    return table | {
-        "weight_norm put on and taken off": Situation(
-            after=all_of(on(GATE, SHAPED["weight_norm"]), on(GATE, whole))),
-        "weight_norm, in two calls": Situation(
-            before=all_of(*(on(path, SHAPED["weight_norm"]) for path in (QUERY, GATE, "lm_head"))),
-            patched=in_two_calls("attention", "mlp", "loss")),
-        "projections first and the rest later": Single(patched=in_two_calls(*SWITCHES[:5])),
-        "a bias that is computed": Situation(
-            family="Qwen2", after=computed(f"{ATTENTION}.k_proj", "bias")),
-        "a norm's weight that is computed": Situation(after=computed(SECOND_NORM, "weight")),
-        "another weight": Situation(after=on(f"{MLP}.up_proj", lambda m: setattr(
-            m.weight, "data", torch.full_like(m.weight, 0.125)))),
-        "strided weights": Situation(family="Qwen3", after=strided),
-        "strided weights, Qwen2": Situation(family="Qwen2", after=strided),
-        "a layer that turns nothing": Situation(
-            family="SmolLM3", after=on(ATTENTION, has("use_rope", 0))),
-        "GELU by another formula": Situation(
-            before=put(ACTIVATION, lambda _: nn.GELU()),
-            use=in_turn(learned, on(ACTIVATION, has("approximate", "tanh")), learned)),
-        "a hook that came and went": Situation(use=in_turn(learned, hooked_once, learned)),
-        "single gradients": Situation(use=single_gradients),
-        "a hook of every module": Situation(use=seen_by_a_hook),
-        "an optimizer that steps in backward": Situation(use=stepped_in_backward),
-        "a replica": Situation(use=lambda m: learned(m, replica_of(m))),
-        "a hooked replica": Situation(after=hook(QUERY, "register_forward_hook"),
-                                      use=lambda m: learned(m, replica_of(m))),
-        "a graph that is kept": Situation(use=twice),
-        "patched in inference mode": Situation(patched=torch.inference_mode()(
-            lambda library, model: library.apply_to(model))),
+PLAIN |= either({
+    **{f"{word} frozen": freezing(word) for word in FROZEN},
+    **{f"{register} of {path.rpartition('.')[2]}": hook(path, register)
+       for path in HOOKED for register in REGISTERS},
+    "some frozen": freezing("0.mlp.gate_proj", "0.mlp.up_proj", "0.self_attn.q_proj",
+                            "1.self_attn.k_proj"),
+    "a weight's hook": on_weights(lambda w: w.register_hook(lambda g: 0 * g)),
+    "a hook after accumulation": on_weights(lambda w: w.register_post_accumulate_grad_hook(
+        lambda p: setattr(p, "grad", 3 * p.grad))),
+})  # fmt: skip
+for path in (QUERY, GATE, "lm_head", OUT):
+    name = path.rpartition(".")[2]
+    PLAIN |= {
+        f"{name} weight_norm, later": Situation(after=on(path, WEIGHT_NORM)),
+        f"{name} pruned, later": Situation(
+            after=on(path, partial(prune.l1_unstructured, name="weight", amount=0.5))),
+        # It iterates whenever it computes the weight.
+        f"{name} spectral_norm, later": Situation(after=on(path, SPECTRAL_NORM)),
+        f"{name} spectral_norm before, then removed": Situation(
+            before=on(path, SPECTRAL_NORM), use=in_turn(usual, on(path, STORED), usual)),
     }  # fmt: skip
+PLAIN |= {
+    "weight_norm put on and taken off": Situation(
+        after=all_of(on(GATE, WEIGHT_NORM), on(GATE, STORED))),
+    "weight_norm, in two calls": Situation(
+        before=all_of(*(on(path, WEIGHT_NORM) for path in (QUERY, GATE, "lm_head"))),
+        patched=in_two_calls("attention", "mlp", "loss")),
+    "projections first and the rest later": Single(patched=in_two_calls(*SWITCHES[:5])),
+    "a bias that is computed": Situation(
+        family="Qwen2", after=computed(f"{ATTENTION}.k_proj", "bias")),
+    "a norm's weight that is computed": Situation(after=computed(SECOND_NORM, "weight")),
+    "another weight": Situation(after=on(f"{MLP}.up_proj", lambda m: setattr(
+        m.weight, "data", torch.full_like(m.weight, 0.125)))),
+    "strided weights": Situation(family="Qwen3", after=strided),
+    "strided weights, Qwen2": Situation(family="Qwen2", after=strided),
+    "a layer that turns nothing": Situation(
+        family="SmolLM3", after=on(ATTENTION, has("use_rope", 0))),
+    "GELU by another formula": Situation(
+        before=put(ACTIVATION, lambda _: nn.GELU()),
+        use=in_turn(learned, on(ACTIVATION, has("approximate", "tanh")), learned)),
+    "a hook that came and went": Situation(use=in_turn(learned, hooked_once, learned)),
+    "a hook of every module": Situation(use=seen_by_a_hook),
+    "an optimizer that steps in backward": Situation(use=stepped_in_backward),
+    "a replica": Situation(use=lambda m: learned(m, replica_of(m))),
+    "a hooked replica": Situation(after=hook(QUERY, "register_forward_hook"),
+                                  use=lambda m: learned(m, replica_of(m))),
+    "a graph that is kept": Situation(use=twice),
+    "patched in inference mode": Situation(patched=torch.inference_mode()(
+        lambda library, model: library.apply_to(model))),
+}  # fmt: skip
 
 
+# Ways to call a model.
 def at(labels: Tensor) -> Tensor:
     """The position of each token."""
     return torch.arange(labels.shape[1], device=labels.device).expand(labels.shape)
@@ -858,85 +840,63 @@ ASKED: dict[str, Named] = {
     "asks for logits": {"skip_logits": False},
     "a cache": {"use_cache": True},
 }  # fmt: skip
+PLAIN |= {
+    **{name: Situation(use=learning(**asked)) for name, asked in ASKED.items()},
+    **{f"{name}, Mistral": of_family("Mistral", "float64", use=learning(**ASKED[name]))
+       for name in ("padded in front", "packed", "a tuple")},
+    **{f"captured, {name}": Situation(use=learning(**ASKED[name]), around=captured)
+       for name in ("padded in front", "packed", "embeddings", "a cache")},
+    **{f"captured, {name}": of_family(name, around=captured)
+       for name in (*NAMES, "Ministral", "Ernie4_5", "Gemma2")},
+    **{f"captured, {name}, window {window}": of_family(name, around=captured, config={
+        "sliding_window": window, "use_sliding_window": True})
+       for name in ("Phi3", "SmolLM3") for window in (TOKENS - 1, TOKENS)},
+    "captured, with a mask of others": of_family("Phi3", around=partial(
+        captured, partial(transformers_has, f"{OF_PHI3}create_causal_mask", lambda old: near))),
+    "captured, with a mask by a hook": of_family("Phi3", around=captured, after=masked_by_a_hook),
+    "captured, not causal": of_family(
+        "Ernie4_5", before=lambda m: setattr(m.config, "is_causal", False), around=captured),
+    "compiled, with a window": of_family(
+        "Phi3", config={"sliding_window": TOKENS - 1} | ONE_LAYER,
+        use=partial(compiled, use=evaluated)),
+    "compiled, hooked": Single(
+        config=ONE_LAYER, after=hook(GATE, "register_forward_hook"), use=compiled),
+    **{f"generates, {name}": of_family(name, "float64", use=in_turn(generated, followed))
+       for name in (*NAMES, "Gemma2", "SmolLM3")},
+    "a static cache": Situation(use=partial(generated, cache_implementation="static")),
+    "continuous batching": Situation(use=continuously),
+    **{f"the balance of experts, {asks}": of_family(
+        "Mixtral", config={"router_aux_loss_coef": 0.5}, use=in_turn(*(
+            learning(output_router_logits=asks, num_items_in_batch=40, return_dict=as_dict)
+            for as_dict in (True, False)))) for asks in (True, False)},
+    "on meta": Single(use=lambda model: {"loss": loss_of(model.to("meta"))}),
+    "traced": Single(use=traced),
+    "each row's gradients": Single(use=each_alone),
+    "hidden states and attentions": Situation(use=in_turn(recorded, usual)),
+    "train after eval": Situation(use=in_turn(evaluated, learned, evaluated, learned)),
+    "gradient checkpointing": Situation(use=checkpointed),
+    "gradient checkpointing, reentrant": Situation(use=partial(checkpointed, reentrant=True)),
+}  # fmt: skip
 
-
-def calls() -> Situations:
-    """Ways to call a model."""
-    table = {name: Situation(use=learning(**asked)) for name, asked in ASKED.items()}
-    table |= {f"captured, {name}": Situation(use=learning(**ASKED[name]), around=captured)
-              for name in ("padded in front", "packed", "embeddings", "a cache")}  # fmt: skip
-    table |= {f"captured, {name}": of_family(name, around=captured)
-              for name in (*NAMES, "Ministral", "Ernie4_5", "Gemma2")}  # fmt: skip
-    for name, window in itertools.product(("Phi3", "SmolLM3"), (TOKENS - 1, TOKENS)):
-        config = {"sliding_window": window, "use_sliding_window": True}
-        table[f"captured, {name}, window {window}"] = of_family(
-            name, config=config, around=captured
-        )
-    table |= {f"{name}, Mistral": of_family("Mistral", "float64", use=learning(**ASKED[name]))
-              for name in ("padded in front", "packed", "a tuple")}  # fmt: skip
-    table |= {f"generates, {name}": of_family(name, "float64", use=in_turn(generated, followed))
-              for name in (*NAMES, "Gemma2", "SmolLM3")}  # fmt: skip
-    for asks in (True, False):
-        asked = {"output_router_logits": asks, "num_items_in_batch": 40}
-        table[f"the balance of experts, {asks}"] = of_family(
-            "Mixtral", config={"router_aux_loss_coef": 0.5},
-            use=in_turn(learning(**asked), learning(**asked, return_dict=False)))  # fmt: skip
-    own_mask = partial(transformers_has, "models.phi3.modeling_phi3:create_causal_mask",
-                       lambda old: near)  # fmt: skip
-    one_layer = {"num_hidden_layers": 1}
-    return table | {
-        "on meta": Single(use=lambda model: {"loss": loss_of(model.to("meta"))}),
-        "traced": Single(use=traced),
-        "each row's gradients": Single(use=each_alone),
-        "captured, with a mask of others": of_family("Phi3", around=partial(captured, own_mask)),
-        "captured, with a mask by a hook": of_family("Phi3", around=captured,
-                                                     after=masked_by_a_hook),
-        "captured, not causal": of_family(
-            "Ernie4_5", before=lambda m: setattr(m.config, "is_causal", False), around=captured),
-        "compiled, with a window": of_family(
-            "Phi3", config={"sliding_window": TOKENS - 1} | one_layer, use=compiled),
-        "compiled, hooked": Single(
-            config=one_layer, after=hook(GATE, "register_forward_hook"), use=compiled),
-        "hidden states and attentions": Situation(use=in_turn(recorded, usual)),
-        "train after eval": Situation(use=in_turn(evaluated, learned, evaluated, learned)),
-        "a static cache": Situation(use=partial(generated, cache_implementation="static")),
-        "continuous batching": Situation(use=continuously),
-        "gradient checkpointing": Situation(use=checkpointed),
-        "gradient checkpointing, reentrant": Situation(use=partial(checkpointed, reentrant=True)),
-    }  # fmt: skip
-
-
-def on_the_meta_device() -> nn.Module:
-    with torch.device("meta"):
-        return make()
-
-
-def copies() -> Situations:
-    """Copied, saved, loaded."""
-    ways: dict[str, Change] = {"deepcopy": copy.deepcopy, "from a file": from_file}
-    changes = {"": stays, ", layers compiled": compiles_layers}
-    return {
-        f"{way}{words}": Situation(after=all_of(change, alone(copied)))
-        for way, copied in ways.items() for words, change in changes.items()
-    } | {
-        f"pickled by protocol {n}": Situation(
-            after=alone(lambda model, n=n: pickle.loads(pickle.dumps(model, n))))
-        for n in (2, pickle.HIGHEST_PROTOCOL)
-    } | {
-        f"saved, {name}{', tied' * tied}": Situation(
-            family=name, config={"tie_word_embeddings": tied}, use=saved)
-        for name in ("Llama", "Qwen2") for tied in (False, True)
-    } | {
-        "deepcopy of a derived class": Situation(after=all_of(
-            lambda model: has("__class__", type("Derived", (type(model),), {}))(model),
-            alone(copy.deepcopy))),
-        "a parametrization, copied": Situation(
-            before=on(GATE, SHAPED["spectral_norm"]), after=copy.deepcopy),
-        "assigned on meta": Single(made=on_the_meta_device, use=lambda m: m.load_state_dict(
+# Copied, saved, loaded.
+PLAIN |= {
+    **{f"{way}{words}": Situation(after=all_of(change, alone(copied)))
+       for way, copied in (("deepcopy", copy.deepcopy), ("from a file", from_file))
+       for words, change in (("", stays), (", layers compiled", compiles_layers))},
+    **{f"pickled by protocol {n}": Situation(
+        after=alone(lambda model, n=n: pickle.loads(pickle.dumps(model, n))))
+       for n in (2, pickle.HIGHEST_PROTOCOL)},
+    **{f"saved, {name}{', tied' * tied}": Situation(
+        family=name, config={"tie_word_embeddings": tied}, use=saved)
+       for name in ("Llama", "Qwen2") for tied in (False, True)},
+    "deepcopy of a derived class": Situation(after=all_of(own_class, alone(copy.deepcopy))),
+    "a parametrization, copied": Situation(before=on(GATE, SPECTRAL_NORM), after=copy.deepcopy),
+    "assigned on meta": Single(
+        before=lambda m: m.to("meta"), use=lambda m: m.load_state_dict(
             make().half().state_dict(), assign=True) and dict(m.state_dict())),
-    }  # fmt: skip
+}  # fmt: skip
 
-
+# PEFT, and transformers' Trainer.
 LORA: dict[str, Named] = {
     "modules_to_save": {"target_modules": ["q_proj"], "modules_to_save": ["k_proj"]},
     "bias=all": {"target_modules": ["q_proj"], "bias": "all"},
@@ -944,78 +904,55 @@ LORA: dict[str, Named] = {
     "target_parameters": {"target_parameters": ["mlp.gate_proj.weight"]},
     "several": {"target_modules": ["q_proj", "v_proj", "up_proj", "lm_head"]},
 }
-ADALORA = {
-    "target_modules": ["q_proj", "gate_proj"], "init_r": 4, "target_r": 2, "total_step": 6,
-    "tinit": 1, "tfinal": 1, "deltaT": 1, "task_type": "CAUSAL_LM",
+several, adapts = adapted(**LORA["several"]), partial(Situation, needs="peft")
+trains = partial(Single, needs="accelerate", tolerance=1e-3)
+PLAIN |= {
+    **{f"LoRA {name}": adapts(family="Qwen2" if "bias" in name else "Llama",
+                              after=adapted(**each), use=stepped, tolerance=1e-4)
+       for name, each in LORA.items()},
+    "LoRA, merged": adapts(after=several, use=merged),
+    "LoRA, merged, biased": adapts(family="Qwen2", after=several, use=merged),
+    "LoRA before": adapts(
+        before=adapted(target_modules=["q_proj"]), use=in_turn(usual, merged),
+        patched=lambda library, model: library.apply_to(model.base_model.model),
+        left={"attention": "q_proj is a peft"}),
+    "IA3, merged": adapts(use=merged, after=adapted(
+        "IA3", target_modules=["k_proj", "up_proj"], feedforward_modules=["up_proj"])),
+    "CPT": adapts(use=learning(skip_logits=False), after=adapted(
+        "CPT", cpt_token_ids=[1, 2, 3], cpt_mask=[1] * 3, cpt_tokens_type_mask=[1, 2, 4],
+        task_type="CAUSAL_LM")),
+    "AdaLoRA": adapts(use=allocated, tolerance=1e-3, after=adapted(
+        "AdaLora", target_modules=["q_proj", "gate_proj"], init_r=4, target_r=2, total_step=6,
+        tinit=1, tfinal=1, deltaT=1, task_type="CAUSAL_LM")),
+    "Trainer, accumulating and checkpointing": trains(use=trained(
+        gradient_accumulation_steps=2, gradient_checkpointing=True)),
+    "Trainer, label smoothing": trains(use=trained(label_smoothing_factor=0.1)),
+    "Trainer, bf16": trains(use=trained(bf16=True, optim="sgd", learning_rate=0.1),
+                            tolerance=0.05),
 }  # fmt: skip
-CPT = {
-    "cpt_token_ids": [1, 2, 3], "cpt_mask": [1] * 3, "cpt_tokens_type_mask": [1, 2, 4],
-    "task_type": "CAUSAL_LM",
+
+# Against float64, by the project's one rule; on a GPU in kernels.
+truth = partial(Situation, by_truth=True, use=learned)
+TRUTHS = {
+    **{f"{name}{words}, {dtype}": truth(
+        family=name, dtype=dtype, config=config,
+        left={} if dtype == "float32" else {"linear": dtype})
+       for words, config in (("", {}), (", heads of 20", {"head_dim": 20})) for name in NAMES
+       for dtype in ("float32", "float16", "bfloat16")},
+    **{f"{name}, bfloat16": of_family(
+        name, "bfloat16", config={"hidden_size": 128}, by_truth=True, use=learned)
+       for name in ("Phi3", "Olmo2", "Olmo3", "SmolLM3", "Granite", "Gemma", "Gemma2")},
+    **{f"{name}, autocast": truth(family=name, dtype="float32", use=under_autocast)
+       for name in ("Llama", "Qwen3")},
+    "Llama, compiled": truth(dtype="float32", config=ONE_LAYER,
+                             use=partial(compiled, backend="aot_eager")),
 }  # fmt: skip
-IA3 = {"target_modules": ["k_proj", "up_proj"], "feedforward_modules": ["up_proj"]}
 
-
-def adapters_and_trainers() -> Situations:
-    """PEFT, and transformers' Trainer."""
-    peft = partial(Situation, needs="peft")
-    several = adapted(**LORA["several"])
-    trainer = partial(Single, needs="accelerate", tolerance=1e-3)
-    return {
-        f"LoRA {name}": peft(family="Qwen2" if "bias" in name else "Llama",
-                             after=adapted(**each), use=stepped, tolerance=1e-4)
-        for name, each in LORA.items()
-    } | {
-        "LoRA, merged": peft(after=several, use=merged),
-        "LoRA, merged, biased": peft(family="Qwen2", after=several, use=merged),
-        "LoRA before": peft(
-            before=adapted(target_modules=["q_proj"]), use=in_turn(usual, merged),
-            patched=lambda library, model: library.apply_to(model.base_model.model),
-            left={"attention": "q_proj is a peft"}),
-        "IA3, merged": peft(after=adapted("IA3", **IA3), use=merged),
-        "CPT": peft(after=adapted("CPT", **CPT), use=learning(skip_logits=False)),
-        "AdaLoRA": peft(after=adapted("AdaLora", **ADALORA), use=allocated, tolerance=1e-3),
-        "Trainer, accumulating and checkpointing": trainer(use=trained(
-            gradient_accumulation_steps=2, gradient_checkpointing=True)),
-        "Trainer, label smoothing": trainer(use=trained(label_smoothing_factor=0.1)),
-        "Trainer, bf16": trainer(use=trained(bf16=True, optim="sgd", learning_rate=0.1),
-                                 tolerance=0.05),
-    }  # fmt: skip
-
-
-def plain_only() -> Situations:
-    """What is done and computed beside the kernels, on a CPU."""
-    table: Situations = {}
-    for part in (families, of_others, of_weights_and_hooks, calls, copies, adapters_and_trainers):
-        more = part()
-        assert not table.keys() & more.keys()
-        table |= more
-    return table
-
-
-def truths() -> Situations:
-    """Against float64, by the project's one rule; on a GPU in kernels."""
-    truth = partial(Situation, by_truth=True, use=learned)
-    table = {
-        f"{name}{words}, {dtype}": truth(
-            family=name, dtype=dtype, config=config,
-            left={} if dtype == "float32" else {"linear": dtype})
-        for words, config in (("", {}), (", heads of 20", {"head_dim": 20})) for name in NAMES
-        for dtype in ("float32", "float16", "bfloat16")
-    } | {
-        f"{name}, bfloat16": of_family(name, "bfloat16", config={"hidden_size": 128},
-                                       by_truth=True, use=learned)
-        for name in ("Phi3", "Olmo2", "Olmo3", "SmolLM3", "Granite", "Gemma", "Gemma2")
-    }  # fmt: skip
-    for name in ("Llama", "Qwen3"):
-        table[f"{name}, autocast"] = truth(family=name, dtype="float32", use=under_autocast)
-    table["Llama, compiled"] = truth(
-        dtype="float32", config={"num_hidden_layers": 1},
-        use=partial(compiled, backend="aot_eager"))  # fmt: skip
-    return table
-
-
+# Layers in half precision, which are computed as a whole where their modules are plain: in Triton's
+# interpreter and on a GPU. All but the loss, as torch's products of bf16 with an odd number of
+# columns read one more on the CPU.
 UNEVEN = "Qwen3, heads that no block divides"
-OF_A_LAYER: dict[str, Named] = {
+SIZES: dict[str, Named] = {
     "Llama": {},
     "Mistral": {"family": "Mistral", "config": WINDOW},
     "Qwen2, q, k and v with biases": {"family": "Qwen2"},
@@ -1036,12 +973,12 @@ OF_A_LAYER: dict[str, Named] = {
 # What is done to models in float64 and may also be done to layers that are computed as a whole.
 DONE_TO_LAYERS = (
     *(f"{word} frozen, later" for word in FROZEN),
-    "v_proj in a Sequential, later", "down_proj in a Sequential, later", "v_proj a function, later",
-    "v_proj with an odd weight, later", "another activation, later",
-    "an activation that is a function, later", "GELU by another formula",
+    *(f"v_proj {way}, later" for way in ("in a Sequential", "a function", "odd")),
     *(f"own forward of {name}, later" for name in ("q_proj", "mlp", "input_layernorm")),
     *(f"derived class of {name}, later" for name in (
         "input_layernorm", "post_attention_layernorm", "mlp", "o_proj", "q_proj")),
+    "down_proj in a Sequential, later", "another activation, later",
+    "an activation that is a function, later", "GELU by another formula",
     "q_proj weight_norm, later", "a bias that is computed", "a norm's weight that is computed",
     "another weight", "strided weights", "strided weights, Qwen2", "a layer that turns nothing",
     "a hook that came and went", "a replica", "deepcopy", "a graph that is kept",
@@ -1050,34 +987,24 @@ DONE_TO_LAYERS = (
 )  # fmt: skip
 
 
-def in_kernels(others: Situations) -> Situations:
-    """Layers in half precision, which are computed as a whole where their modules are plain: in
-    Triton's interpreter and on a GPU. All but the loss, as torch's products of bf16 with an odd
-    number of columns read one more on the CPU.
-    """
-
-    def half(situation: Situation, **more: Any) -> Situation:
-        small = {"intermediate_size": 48, "num_hidden_layers": 1}
-        dtype = "float16" if situation.dtype == "float16" else "bfloat16"
-        whole = {"dtype": dtype, "switches": {"loss": False}, "config": small | situation.config}
-        return replace(situation, **whole | more)
-
-    table = {name: half(Situation(**more), by_truth=True, use=learned)
-             for name, more in OF_A_LAYER.items()}  # fmt: skip
-    for name in DONE_TO_LAYERS:
-        after, use = others[name].after, others[name].use
-        table[name] = half(others[name], after=all_of(has_been_called, after), tolerance=None,
-                           use=learned if use in (usual, stepped) else use)  # fmt: skip
-    for path in (SECOND_NORM, FIRST_NORM, MLP, ACTIVATION, DOWN, GATE, f"{MLP}.up_proj",
-                 *(f"{ATTENTION}.{n}_proj" for n in "qkvo")):  # fmt: skip
-        name = f"register_forward_hook of {path.rpartition('.')[2]}"
-        table[name] = half(Situation(after=hook(path, "register_forward_hook"), use=learned))
-    return table | {
-        "a cache": half(Situation(use=followed)),
-        "autocast": half(Situation(use=under_autocast), dtype="float32", tolerance=0.05),
-    }
+def half(situation: Situation, **more: Any) -> Situation:
+    small = {"intermediate_size": 48} | ONE_LAYER
+    dtype = "float16" if situation.dtype == "float16" else "bfloat16"
+    whole = {"dtype": dtype, "switches": {"loss": False}, "config": small | situation.config}
+    return replace(situation, **whole | more)
 
 
+IN_KERNELS = {
+    **{name: half(truth(**{"dtype": "bfloat16"} | more)) for name, more in SIZES.items()},
+    **{name: half(PLAIN[name], after=all_of(has_been_called, PLAIN[name].after), tolerance=None,
+                  use=learned if PLAIN[name].use in (usual, stepped) else PLAIN[name].use)
+       for name in DONE_TO_LAYERS},
+    **{f"hook of {path}": half(Situation(after=hook(path, "register_forward_hook"), use=learned))
+       for path in (SECOND_NORM, FIRST_NORM, MLP, ACTIVATION, DOWN, GATE, f"{MLP}.up_proj",
+                    *(f"{ATTENTION}.{n}_proj" for n in "qkvo"))},
+    "a cache": half(Situation(use=followed)),
+    "autocast": half(Situation(use=under_autocast), dtype="float32", tolerance=0.05),
+}  # fmt: skip
 # In the kernels of the rotation with the norms of q and k in the same launch.
 FAULTS_OF_NORMED_HEADS = [
     ("(0.5 / HALF) + eps", "(1.0 / HALF) + eps"), ("a *= scale * w_a", "a *= scale + 0 * w_a"),

@@ -26,9 +26,10 @@ import pytest
 import situations
 import torch
 from copied import library_with
-from situations import SHARES, SWITCHES, Situation, transformers
+from situations import IN_KERNELS, SHARES, SWITCHES, Situation, transformers
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusedlib
@@ -40,8 +41,6 @@ from interpreter import INTERPRETED
 from llama_models import make, tokens, truth_of
 
 PLAIN = pytest.mark.plain
-ON_CPU, TRUTHS = situations.plain_only(), situations.truths()
-IN_KERNELS = situations.in_kernels(ON_CPU)
 WIDE = {"hidden_size": 256, "intermediate_size": 688}
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -177,7 +176,7 @@ def changes(situation: Situation, model: nn.Module, library: Any) -> list[str]:
     return wrong + [f"a second time {name}" for name in after if twice[name] != after[name]]
 
 
-@of(ON_CPU)
+@of(situations.PLAIN)
 def test_a_patched_model_is_as_the_unpatched_one(situation):
     """Loss, gradients, logits, tokens within the bound; parameters, names and hooks as before."""
     assert wrongs(situation) == []
@@ -190,14 +189,11 @@ def test_in_half_precision_too(situation, device):
 
 
 @pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@of(TRUTHS)
+@of(situations.TRUTHS)
 def test_errors_are_those_of_the_unpatched_model(situation, where):
     if where == "cuda":
         situation = replace(situation, config=situation.config | WIDE)
     assert wrongs(situation, where) == []
-
-
-# --- faults --------------------------------------------------------------------------------------
 
 
 @pytest.mark.interpreter
@@ -212,27 +208,20 @@ def test_a_fault_of_normed_heads_is_noticed(right, wrong, device, tmp_path):
 # --- what is refused -----------------------------------------------------------------------------
 
 
-def under_lora():
-    peft = pytest.importorskip("peft")
-    return peft.get_peft_model(make(), peft.LoraConfig(target_modules=["q_proj"], r=2))
-
-
-def pythia():
-    return pytest.importorskip("litgpt.model").GPT.from_name("pythia-14m", n_layer=1)
-
-
 @pytest.mark.parametrize(
     ("made", "switches", "refusal", "words"),
     [
         (lambda: nn.Linear(2, 2), {}, ValueError, r"Linear is no model"),
         (lambda: nn.DataParallel(make()), {}, ValueError, r"LlamaForCausalLM as \.module"),
-        (under_lora, {}, ValueError, r"LlamaForCausalLM as \.base_model\.model"),
-        (pythia, {}, ValueError, "pythia-14m"),
+        (lambda: pytest.importorskip("peft") and situations.several(make()), {}, ValueError,
+         r"LlamaForCausalLM as \.base_model\.model"),
+        (lambda: pytest.importorskip("litgpt.model").GPT.from_name("pythia-14m", n_layer=1), {},
+         ValueError, "pythia-14m"),
         (make, {"swiglu": True}, TypeError, "swiglu"),
         (make, {"mlp": "no"}, TypeError, "mlp must be True or False, got 'no'"),
-        (lambda: 3, {}, TypeError, "int"),
+        (lambda: 3, {}, TypeError, "changes a torch.nn.Module, got int"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused_stays_as_it_was(made, switches, refusal, words):
     model = made()
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
@@ -276,16 +265,12 @@ def test_logits_are_there_where_they_are_asked_for():
     """Not in training with labels; otherwise as `skip_logits` says."""
     model, (ids, labels) = patched_model(), tokens()
     for training, asked, given in (
-        (True, {}, False),
-        (True, {"skip_logits": True}, False),
-        (True, {"skip_logits": False}, True),
-        (True, {"return_dict": False}, True),
-        (False, {}, True),
-        (False, {"skip_logits": True}, False),
-    ):
+        (True, {}, False), (True, {"skip_logits": True}, False), (False, {}, True),
+        (True, {"skip_logits": False}, True), (False, {"skip_logits": True}, False),
+    ):  # fmt: skip
         output = model.train(training)(ids, labels=labels, use_cache=False, **asked)
-        there = len(output) > 1 if "return_dict" in asked else output.logits is not None
-        assert there == given, (training, asked)
+        assert (output.logits is not None) == given, (training, asked)
+    assert len(model(ids, labels=labels, use_cache=False, return_dict=False)) == 2
     assert model(ids, skip_logits=True).logits is not None  # without labels
 
 
@@ -348,21 +333,17 @@ def test_the_trainer_evaluates_without_logits(tmp_path):
     assert trainer.predict(rows).predictions.shape == (5, 16, model.config.vocab_size)
 
 
-class Largest(TorchDispatchMode):
-    """The most elements of a result while it is on."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **kwargs or {})
-        for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, Tensor):
-                self.elements = max(self.elements, tensor.numel())
-        return result
-
-
 @pytest.mark.interpreter
 def test_training_never_builds_the_logits(device):
+    class Largest(TorchDispatchMode):
+        elements = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **kwargs or {})
+            tensors = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+            self.elements = max([self.elements, *(t.numel() for t in tensors)])
+            return result
+
     ids, labels = tokens(shape=(2, 65))
     found = []
     for model in (make(vocab_size=512), patched_model(vocab_size=512)):
@@ -482,17 +463,18 @@ def test_a_dropped_model_is_freed(device):
 # --- processes and GPUs --------------------------------------------------------------------------
 
 
+TRAINED = {
+    "torch": ("DDP", "FSDP2", "FSDP1", "Tensor parallelism"), "accelerate": ("accelerate",),
+    "deepspeed": ("ZeRO-3",),
+}  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("libraries", "trained"),
-    [
-        (("torch", "accelerate"), ("DDP", "FSDP2", "FSDP1", "Tensor parallelism", "accelerate")),
-        (("deepspeed",), ("ZeRO-3",)),
-    ],
-)
-def test_two_processes_train_as_with_the_plain_model(tmp_path, libraries, trained):
-    if not all(map(find_spec, libraries)) or not torch.distributed.is_available():
-        pytest.skip(f"no {libraries}, or no torch.distributed")
+@pytest.mark.parametrize("libraries", [("torch", "accelerate"), ("deepspeed",)])
+def test_two_processes_train_as_with_the_plain_model(tmp_path, libraries):
+    libraries = [*filter(find_spec, libraries)]
+    if not libraries or not torch.distributed.is_available():
+        pytest.skip("no deepspeed, or no torch.distributed")
     patched = make("Qwen2", tie_word_embeddings=True)
     fusedlib.apply_to(patched)
     torch.save(patched, tmp_path / "model")
@@ -514,7 +496,7 @@ def test_two_processes_train_as_with_the_plain_model(tmp_path, libraries, traine
         for rank in ranks:
             output, _ = rank.communicate(timeout=limits.PROCESS_S)
             assert rank.returncode == 0, output[-4000:]
-            assert all(f"{name} trains" in output for name in trained)
+            assert all(f"{name} trains" in output for each in libraries for name in TRAINED[each])
     finally:
         for rank in ranks:
             rank.kill()
