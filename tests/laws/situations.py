@@ -164,12 +164,12 @@ def followed(model: nn.Module) -> Named:
 
 
 def continuously(model: nn.Module) -> Named:
-    from transformers.generation import configuration_utils
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     settings = transformers.GenerationConfig(
         max_new_tokens=4, do_sample=False, eos_token_id=-1, pad_token_id=0, use_cache=True
     )
-    small = configuration_utils.ContinuousBatchingConfig(num_blocks=4, max_batch_tokens=32)
+    small = ContinuousBatchingConfig(num_blocks=4, max_batch_tokens=32)
     prompts = tokens(shape=(2, 7))[0].tolist()
     outputs = model.eval().generate_batch(prompts, settings, small, progress_bar=False)
     found = [output.generated_tokens for output in outputs.values()]
@@ -452,11 +452,10 @@ def strided(model: nn.Module) -> None:
 
 
 class Odd(nn.Parameter):
-    pass
+    """As of a library that quantizes."""
 
 
 def odd(linear: nn.Linear) -> None:
-    """Gives it a weight of a class of others, as quantized ones are."""
     linear.weight = Odd(linear.weight.detach())
 
 
@@ -536,41 +535,30 @@ def captured(others: Callable[[], AbstractContextManager[Any]] = nullcontext) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """One way in which a model is patched and used.
+    """One way in which a model is patched and used."""
 
-    Attributes:
-        family: of transformers, by the name of its configuration, with settings in `config`.
-        made: makes the model in another way.
-        dtype: of its weights. In float64 least can hide; only fp32 and half precision have kernels.
-        before: done to the model before `apply_to`, to the unpatched one too; it may return another
-            that has the model in it, as an adapter.
-        patched: calls `apply_to` in another way than with `switches`.
-        after: done afterwards, as `before`.
-        use: gives what must be as with the unpatched model, by name.
-        around: what else is so meanwhile.
-        by_truth: `use` gives the loss and gradients, which the project's one rule compares with
-            float64, the errors of the unpatched model as the measure.
-        tolerance: the largest error, as a share of the largest element; by default `SHARES` has it.
-        replaced: how many modules `apply_to` is to replace by each of `SWITCHES`.
-        left: by switch, a word of the reason why a module is left as it was.
-        needs: a package without which there is no such situation.
-    """
-
+    # A model of transformers, by the name of its configuration and settings of it; or made so.
     family: str = "Llama"
     config: Named = field(default_factory=dict)
     made: Callable[[], nn.Module] | None = None
-    dtype: str = "float64"
+    dtype: str = "float64"  # least can hide in it; only fp32 and half precision have kernels
+    # Done before `apply_to` to both models, and then; it may return another around it, an adapter.
     before: Change = stays
+    after: Change = stays
+    # How it is patched: switches, or another call of `apply_to`.
     switches: dict[str, bool] = field(default_factory=dict)
     patched: Callable[[Any, Any], Any] | None = None
-    after: Change = stays
+    # What gives by name what must be as with the unpatched model, and what else is so meanwhile.
     use: Change = usual
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
-    by_truth: bool = False
+    # The largest error, as a share of the largest element; by default `SHARES` has it. Or the loss
+    # and gradients are compared with float64, the errors of the unpatched model as the measure.
     tolerance: float | None = None
+    by_truth: bool = False
+    # What the report has: how many modules by each of `SWITCHES`, and a word of why one is left.
     replaced: str = ""
     left: dict[str, str] = field(default_factory=dict)
-    needs: str = "transformers"
+    needs: str = "transformers"  # a package without which there is no such situation
 
     def model(self, device: str = "cpu") -> nn.Module:
         """Unpatched, as it is before `apply_to`."""
@@ -581,8 +569,9 @@ class Situation:
 
     def apply_to(self, model: nn.Module, library: Any = fusedlib) -> Any:
         """The report."""
-        patched = self.patched or (lambda library, m: library.apply_to(m, **self.switches))
-        return patched(library, model)
+        if self.patched:
+            return self.patched(library, model)
+        return library.apply_to(model, **self.switches)
 
     def used(self, model: nn.Module) -> Named:
         torch.manual_seed(4)
