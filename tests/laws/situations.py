@@ -822,7 +822,7 @@ ASKED: dict[str, Named] = {
                         "labels": lambda t: t.where(at(t) > 4, -100)},
     "padded behind": {"attention_mask": lambda t: (at(t) < 29).long()},
     "a mask of ones": {"attention_mask": torch.ones_like},
-    "packed": {"position_ids": lambda t: at(t) % 17},
+    "packed": {"position_ids": lambda t: at(t) % 17, "use_cache": False},
     "the last logits": {"labels": lambda t: t[:, -2:], "logits_to_keep": 2},
     "embeddings": {"input_ids": None, "inputs_embeds": lambda t: torch.sin(
         at(t)[..., None] + torch.arange(64, device=t.device).double())},

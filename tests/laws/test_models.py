@@ -270,7 +270,7 @@ def test_logits_are_there_where_they_are_asked_for():
     ):  # fmt: skip
         output = model.train(training)(ids, labels=labels, use_cache=False, **asked)
         assert (output.logits is not None) == given, (training, asked)
-    assert len(model(ids, labels=labels, use_cache=False, return_dict=False)) == 2
+    assert len(model.train()(ids, labels=labels, use_cache=False, return_dict=False)) == 2
     assert model(ids, skip_logits=True).logits is not None  # without labels
 
 
@@ -293,13 +293,12 @@ def test_hooks_that_bring_weights_and_those_that_went_leave_the_loss_fused():
     assert model(ids, labels=labels).logits is None and model.lm_head in brought
 
 
-@pytest.mark.parametrize("moment", ["resized", "another"])
-def test_a_head_that_was_exchanged_is_warned_of_once_and_fused_by_another_call(moment):
+@pytest.mark.parametrize("exchange", [
+    lambda m: m.resize_token_embeddings(223), situations.has("lm_head", nn.Linear(64, 211)),
+])  # fmt: skip
+def test_a_head_that_was_exchanged_is_warned_of_once_and_fused_by_another_call(exchange):
     model, (ids, labels) = patched_model(), tokens()
-    if moment == "resized":
-        model.resize_token_embeddings(223)
-    else:
-        model.lm_head = nn.Linear(64, 211)
+    exchange(model)
     with pytest.warns(UserWarning, match=r"lm_head .* fusedlib\.apply_to"):
         wanted = model(ids, labels=labels)
     with warnings.catch_warnings():
