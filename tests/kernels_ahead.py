@@ -20,11 +20,10 @@ from fusedlib import tuning
 from fusedlib.launch import Config
 from fusedlib.ops.loss import kernels as linear_cross_entropy
 from fusedlib.ops.matmul import function as matmul
-from fusedlib.ops.mlp import configs as swiglu_configs
-from fusedlib.ops.mlp import tiles as swiglu
-from fusedlib.ops.mlp.configs import UNALIGNED
-from fusedlib.ops.mlp.few_tokens import kernels as few_tokens
-from fusedlib.ops.mlp.hopper import kernel as hopper
+from fusedlib.ops.mlp import few_tokens, hopper
+from fusedlib.ops.mlp import plan as swiglu
+from fusedlib.ops.mlp import route as swiglu_configs
+from fusedlib.ops.mlp.route import UNALIGNED
 from fusedlib.ops.norm import function as rms_norm
 from fusedlib.ops.qkv import kernels as projections
 from fusedlib.ops.rope import function as rope

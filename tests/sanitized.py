@@ -19,8 +19,8 @@ from fusedlib import rms_norm, rope, tuning
 from fusedlib.ops.loss import kernels as linear_cross_entropy_kernels
 from fusedlib.ops.loss.function import linear_cross_entropy, linear_log_probs
 from fusedlib.ops.matmul.function import multiply
-from fusedlib.ops.mlp import configs as swiglu_configs
 from fusedlib.ops.mlp import route
+from fusedlib.ops.mlp import route as swiglu_configs
 from fusedlib.ops.mlp.function import swiglu
 from measure.accumulate_kernel import accumulate_fwd
 from swiglu_checks import mlp as mlp_of
