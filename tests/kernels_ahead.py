@@ -21,7 +21,7 @@ from fusedlib.launch import Config
 from fusedlib.ops.linear.split import hopper as split_hopper
 from fusedlib.ops.linear.split import parts
 from fusedlib.ops.linear.split import product as split
-from fusedlib.ops.loss import kernels as linear_cross_entropy
+from fusedlib.ops.loss import function as linear_cross_entropy
 from fusedlib.ops.mlp import configs as swiglu_configs
 from fusedlib.ops.mlp import tiles as swiglu
 from fusedlib.ops.mlp.configs import UNALIGNED
