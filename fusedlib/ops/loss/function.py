@@ -157,10 +157,10 @@ def linear_cross_entropy(
         ValueError: shapes, dtypes, devices or numbers that do not go together, operands that are
             sparse or nested, or less memory than the kernels can do with.
     """
-    return _loss_and_accuracy(
-        hidden, weight, target, bias, ignore_index, label_smoothing, z_loss, softcap, reduction,
-        token_weights, class_weights, memory, wants_accuracy=False,
-    )[0]  # fmt: skip
+    operands = hidden, weight, target, bias, token_weights, class_weights
+    numbers = ignore_index, label_smoothing, z_loss, softcap, reduction, memory
+    loss: Tensor = call_prepared(_prepare, operands, "target", *numbers)[0]
+    return loss
 
 
 def linear_cross_entropy_and_accuracy(
@@ -177,8 +177,14 @@ def linear_cross_entropy_and_accuracy(
         TypeError: an unknown setting, or an operand that is no tensor.
         ValueError: as `linear_cross_entropy`.
     """
-    settings = (linear_cross_entropy.__kwdefaults__ or {}) | settings
-    return _loss_and_accuracy(hidden, weight, target, **settings, wants_accuracy=True)
+    given = linear_cross_entropy.__kwdefaults__ or {}
+    if unknown := settings.keys() - given.keys():
+        raise TypeError(f"no such setting: {', '.join(unknown)}; there are {', '.join(given)}")
+    given = given | settings
+    operands = [given.pop(name) for name in ("bias", "token_weights", "class_weights")]
+    operands = [hidden, weight, target, *operands]
+    loss, accuracy, _ = call_prepared(_prepare, operands, "target", *given.values(), True)
+    return loss, accuracy
 
 
 def linear_log_probs(
@@ -243,18 +249,6 @@ def linear_log_probs(
     numbers = ignore_index, 0.0, 0.0, softcap, "none", "balanced", False, temperature, entropy
     losses, _, entropies = call_prepared(_prepare, operands, "tokens", *numbers)
     return 0.0 - losses, entropies  # of an ignored token 0, and not -0
-
-
-def _loss_and_accuracy(
-    hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, ignore_index: int,
-    label_smoothing: float, z_loss: float, softcap: float | None, reduction: str,
-    token_weights: Tensor | None, class_weights: Tensor | None, memory: str | int,
-    wants_accuracy: bool,
-) -> Any:  # fmt: skip
-    operands = hidden, weight, target, bias, token_weights, class_weights
-    numbers = ignore_index, label_smoothing, z_loss, softcap, reduction, memory
-    loss, accuracy, _ = call_prepared(_prepare, operands, "target", *numbers, wants_accuracy)
-    return loss, accuracy
 
 
 def _prepare(
@@ -572,11 +566,8 @@ def by_token_slices(
     class_weights: Tensor | None, statistics: Tensor, upstream: Tensor | None, wants: list[bool],
     entropy_upstream: Tensor | None, settings: Settings,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """All slices by `by_token_rows`, and with an upstream d_hidden, d_W and d_b, each if it is in
-    `wants`.
-
-    The products are the same without an upstream and with one, so that both passes round logits
-    alike.
+    """All slices by `by_token_rows`, by the same products without an upstream and with one; then
+    d_hidden, d_W and d_b, each if it is in `wants`.
     """
     (tokens, _), vocabulary = hidden.shape, weight.shape[0]
     wants_hidden, wants_weight, wants_bias = wants

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fusedlib.ops.loss.function import (
-    checked_settings,
-    linear_cross_entropy,
-    linear_log_probs,
-)
+from fusedlib.ops.loss.function import checked_settings, linear_cross_entropy, linear_log_probs
 
 
 class _WithSettings(nn.Module):
