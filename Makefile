@@ -41,7 +41,7 @@ STUDY := $(RUN) -m press
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # The laws of the operations again, of the kernels: pytest's 5 is that ARGS choose none.
 INTERPRETED = @TRITON_INTERPRET=1 $(RUN) -m pytest -n $(WORKERS) tests/laws $(ARGS) || [ $$? = 5 ]
-PATCHED := tests/laws/test_models.py tests/test_every_causal_model.py
+PATCHED := tests/laws/test_models.py tests/laws/test_every_causal_model.py
 NEWEST := report/build/newest
 CHOSEN = $(if $(ONLY),--only $(call quoted,$(ONLY)))
 OPTIONS = --profile $(call quoted,$(PROFILE)) $(CHOSEN) \

@@ -33,10 +33,10 @@ PLACES = {
     "split_least_work": ("ops.linear.route", "MIN_SPLIT_WORK"),
     "split_span": ("ops.linear.split.parts", "SPAN"),
     "split_interpreter_config": ("ops.linear.split.product", "INTERPRETER"),
-    "mlp_interpreter_config": ("ops.mlp.configs", "INTERPRETER"),
+    "mlp_interpreter_config": ("ops.mlp.route", "INTERPRETER"),
     "mlp_fuses_fp32": ("ops.mlp.route", "FUSES_FP32"),
     "mlp_unfused_tokens": ("ops.mlp.route", "MAX_UNFUSED_TOKENS"),
-    "mlp_one_wave_configs": ("ops.mlp.configs", "ONE_WAVE_CONFIGS"),
+    "mlp_one_wave_configs": ("ops.mlp.route", "ONE_WAVE_CONFIGS"),
     "mlp_warp_specialized": ("ops.mlp.route", "WARP_SPECIALIZED_KERNELS"),
     "qkv_joined_elements": ("ops.qkv.function", "MOST_JOINED"),
 }
@@ -62,7 +62,7 @@ def override(**values: Any) -> Iterator[None]:
 
 def forget() -> None:
     """Drop all that calls have prepared for the next ones like them."""
-    for name in ("launch", "ops.mlp.plan_cache", "ops.mlp.route"):
+    for name in ("launch", "ops.mlp.route"):
         if module := sys.modules.get(f"{__package__}.{name}"):
             module.forget()
 

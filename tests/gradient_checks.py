@@ -4,7 +4,7 @@ Each check takes the function, its operands by name, and what flows back. The op
 them with theirs; `misses` is the one tolerance rule.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import product
 
@@ -124,19 +124,9 @@ def copied(leaves: Named) -> Named:
     return {name: t.detach().requires_grad_() for name, t in leaves.items()}
 
 
-def check_subsets(
-    compute: Function, leaves: Named, upstream: Tensor, agree: Callable[..., bool] = close
-) -> None:
-    for _ in subsets(compute, leaves, upstream, agree):
-        pass
-
-
-def subsets(
-    compute: Function, leaves: Named, upstream: Tensor, agree: Callable[..., bool] = close,
-    before: Callable[[], object] = lambda: None,
-) -> Iterator[set[str]]:  # fmt: skip
-    """Each subset of operands, once it alone wants gradients: they are there, agree with those of
-    all operands, and no other is. `before` is called between forward and backward.
+def check_subsets(compute: Function, leaves: Named, upstream: Tensor) -> None:
+    """Where a subset of operands alone wants gradients, they are there, agree with those of all
+    operands, and no other is.
     """
     wanted = dict(zip(leaves, results_of(compute, leaves, upstream)[1:], strict=True))
     for wants in product((False, True), repeat=len(leaves)):
@@ -144,13 +134,11 @@ def subsets(
         own = {name: t.detach().requires_grad_(name in chosen) for name, t in leaves.items()}
         y = compute(**own)
         assert y.requires_grad == bool(chosen)
-        before()
         if chosen:
             y.backward(upstream)
         for name, leaf in own.items():
             assert (leaf.grad is not None) == (name in chosen)
-            assert leaf.grad is None or agree([leaf.grad], [wanted[name]]), (chosen, name)
-        yield chosen
+            assert leaf.grad is None or close([leaf.grad], [wanted[name]]), (chosen, name)
 
 
 def check_repeated(compute: Function, leaves: Named, upstream: Tensor) -> None:

@@ -22,11 +22,10 @@ from fusedlib.ops.linear.split import hopper as split_hopper
 from fusedlib.ops.linear.split import parts
 from fusedlib.ops.linear.split import product as split
 from fusedlib.ops.loss import function as linear_cross_entropy
-from fusedlib.ops.mlp import configs as swiglu_configs
-from fusedlib.ops.mlp import tiles as swiglu
-from fusedlib.ops.mlp.configs import UNALIGNED
-from fusedlib.ops.mlp.few_tokens import kernels as few_tokens
-from fusedlib.ops.mlp.hopper import kernel as hopper
+from fusedlib.ops.mlp import few_tokens, hopper
+from fusedlib.ops.mlp import plan as swiglu
+from fusedlib.ops.mlp import route as swiglu_configs
+from fusedlib.ops.mlp.route import UNALIGNED
 from fusedlib.ops.norm import function as rms_norm
 from fusedlib.ops.qkv import kernels as projections
 from fusedlib.ops.rope import function as rope

@@ -81,18 +81,17 @@ def play(arch: int, processors: int) -> None:
     )
     op.PLAIN_TYPES = frozenset((Paper, torch.Tensor, Parameter))
     from fusedlib.ops.linear.split import mm, parts, product
-    from fusedlib.ops.mlp import plan, products
-    from fusedlib.ops.mlp.few_tokens import products as few_products
+    from fusedlib.ops.mlp import few_tokens, plan
 
     by_rows = lambda a, b, _=None: paper((a.shape[0], b.shape[0]), a.dtype)  # noqa: E731
     by_columns = lambda a, b, _=None: paper((a.shape[0], b.shape[1]), a.dtype)  # noqa: E731
     over_tokens = lambda a, b: paper((a.shape[1], b.shape[1]), a.dtype)  # noqa: E731
-    plain = products.Products(
+    plain = plan.Products(
         *[by_rows] * 2, *[by_columns] * 2, *[over_tokens] * 2
     )  # fmt: skip
-    products.TORCH_PRODUCTS = products.TORCH_FP32_PRODUCTS = plain
+    plan.TORCH_PRODUCTS = plan.TORCH_FP32_PRODUCTS = plain
     mm.is_operator_visible = lambda a, b: False
-    for module in (plan, few_products, parts, product):
+    for module in (plan, few_tokens, parts, product):
         module.allocator = lambda device: lambda shape, strides, dtype: paper(shape, dtype, strides)
 
 
@@ -146,7 +145,7 @@ def calls(weights, first, others) -> dict:
 
 def specialise() -> None:
     """Forget one `do_not_specialize`."""
-    from fusedlib.ops.mlp import tiles as swiglu
+    from fusedlib.ops.mlp import kernels as swiglu
 
     for parameter in swiglu._swiglu_bwd_kernel.params:
         parameter.do_not_specialize = False

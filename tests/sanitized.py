@@ -18,8 +18,8 @@ import llama_models
 from fusedlib import rms_norm, rope, tuning
 from fusedlib.ops.linear.split.product import split_product, split_product_of_stored
 from fusedlib.ops.loss.function import linear_cross_entropy, linear_log_probs, plan, slices
-from fusedlib.ops.mlp import configs as swiglu_configs
 from fusedlib.ops.mlp import route
+from fusedlib.ops.mlp import route as swiglu_configs
 from fusedlib.ops.mlp.function import swiglu
 from measure.accumulate_kernel import accumulate_fwd
 from swiglu_checks import mlp as mlp_of

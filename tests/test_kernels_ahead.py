@@ -11,10 +11,9 @@ pytest.importorskip("triton")
 from fusedlib.launch import DEFAULT_ARCHITECTURE, SHARED_MEMORY
 from fusedlib.ops.linear.split import parts
 from fusedlib.ops.linear.split import product as products
-from fusedlib.ops.mlp import configs as swiglu_configs
-from fusedlib.ops.mlp import tiles as swiglu
-from fusedlib.ops.mlp.few_tokens import kernels as few_tokens
-from fusedlib.ops.mlp.hopper import kernel as hopper
+from fusedlib.ops.mlp import few_tokens, hopper
+from fusedlib.ops.mlp import plan as swiglu
+from fusedlib.ops.mlp import route as swiglu_configs
 
 ARCHITECTURES = sorted(SHARED_MEMORY)
 # How many there are; Hopper has several widths for few tokens, and products in Gluon.

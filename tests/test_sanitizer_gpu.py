@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 import limits
 import sanitized
 from fusedlib.ops.linear.split import hopper as split_hopper
-from fusedlib.ops.mlp.hopper import kernel as hopper
+from fusedlib.ops.mlp import hopper
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 TESTS = Path(__file__).parent

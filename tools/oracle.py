@@ -94,11 +94,10 @@ def bits(before: ModuleType, after: ModuleType, chosen: str) -> int:
             found = []
             for library, each in ((before, old), (after, case)):
                 with test_laws.tuned(operation, library), launches(library) as started:
-                    steps = [each.step(), each.step()]  # the second by what the first prepared
-                found.append((steps[0] + steps[1], started))
-            names = case.names() * 2
-            same = [torch.equal(a, b) for a, b in zip(found[0][0], found[1][0], strict=True)]
-            wrong = [n for n, equal in zip(names, same, strict=True) if not equal]
+                    steps = [each.named_step() for _ in range(2)]  # again by what was prepared
+                found.append((steps, started))
+            pairs = zip(found[0][0], found[1][0], strict=True)
+            wrong = [n for old, new in pairs for n in new if not torch.equal(old[n], new[n])]
             wrong += ["launches"] * (found[0][1] != found[1][1])
             tried, differ = tried + 1, differ + bool(wrong)
             if wrong:

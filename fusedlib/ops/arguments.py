@@ -99,6 +99,23 @@ KERNEL_DTYPES = (*HALF_DTYPES, torch.float32)  # that the library's kernels take
 FEW_TOKENS = 64
 
 
+def contiguous_and_aligned(*operands: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The operands; those that are not contiguous or not 16-byte aligned are copied."""
+    bits, whole = 0, True
+    for operand in operands:
+        if operand is not None:
+            bits |= operand.data_ptr()
+            whole = whole and operand.is_contiguous()
+    return operands if whole and not bits % 16 else tuple(map(_contiguous_and_aligned, operands))
+
+
+def _contiguous_and_aligned(operand: Tensor | None) -> Tensor | None:
+    if operand is None:
+        return None
+    whole = operand.contiguous()
+    return whole.clone() if whole.data_ptr() % 16 else whole
+
+
 # --- autocast, and a compiler --------------------------------------------------------------------
 
 MOST_COMPILED_TOKENS = 1024  # whose formulas Inductor compiles: see `left_to_compiler`

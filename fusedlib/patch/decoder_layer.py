@@ -24,18 +24,16 @@ from torch.nn.functional import linear
 from fusedlib import compat
 from fusedlib.launch import BoundedCache
 from fusedlib.op import first_order, is_plain_eager, keep
-from fusedlib.ops.arguments import autocast_enabled
-from fusedlib.ops.mlp.autograd import gradients as mlp_gradients
-from fusedlib.ops.mlp.autograd import (
+from fusedlib.ops.arguments import autocast_enabled, contiguous_and_aligned
+from fusedlib.ops.mlp.function import gradients as mlp_gradients
+from fusedlib.ops.mlp.function import (
     run_forward,
     save_with_gate_up,
     saved_with_gate_up,
     separate_gate_up,
 )
-from fusedlib.ops.mlp.plan import Plan, contiguous_and_aligned
-from fusedlib.ops.mlp.plan_cache import plan_for
-from fusedlib.ops.mlp.prebuild import build_for_training
-from fusedlib.ops.mlp.route import runs_fused_kernels
+from fusedlib.ops.mlp.plan import Plan, build_for_training, plan_for
+from fusedlib.ops.mlp.route import problem_of, runs_fused_kernels
 from fusedlib.ops.norm.function import rms_norm_bwd, rms_norm_fwd
 from fusedlib.ops.qkv import function as qkv
 from fusedlib.ops.rope.function import normed_rope_bwd, normed_rope_fwd, rope_bwd, rope_fwd
@@ -99,10 +97,11 @@ def _make_plan(
     operands: tuple[Tensor, ...], bias_count: int, eps: list[float], head_dim: int, activation: str
 ) -> LayerPlan | None:
     """A new plan, where the operands go together and are such as the kernels take."""
-    x, cos, sin, _, w_q, w_k, _, _, _, w_gate, w_up, w_down, *_ = operands
+    x, cos, sin, _, w_q, w_k, _, _, _, w_gate, w_up, *_ = operands
     if x.ndim != 3 or not x.numel() or bias_count not in (0, 3) or eps[2:3] != eps[3:]:
         return None
-    if len({(t.dtype, t.device) for t in operands}) != 1 or not runs_fused_kernels(x):
+    alike = len({(t.dtype, t.device) for t in operands}) == 1
+    if not alike or not runs_fused_kernels(x.device, x.dtype):
         return None
     batch, tokens, hidden = x.shape
     width, key_width, inner = w_q.shape[0], w_k.shape[0], w_gate.shape[0]
@@ -119,7 +118,7 @@ def _make_plan(
         ((batch, n // head_dim, tokens, head_dim), (tokens * n, head_dim, n, 1))
         for n in (width, key_width, key_width)
     ]
-    mlp = plan_for(x, w_gate, w_up, w_down, activation)
+    mlp = plan_for(problem_of(x, w_gate, w_up, True, activation))
     return LayerPlan(x.shape, heads, eps, mlp)
 
 
@@ -204,7 +203,7 @@ class LayerOutput(torch.autograd.Function):
 
         `attended` is (batch, tokens, heads · head_dim), `stream` (batch, tokens, hidden)."""
         training = training and any(ctx.needs_input_grad)
-        if plan.mlp.training_not_built and training:
+        if training:
             build_for_training(plan.mlp, "gate_up")
         product = linear(_matrix(attended), w_o)
         s: Any

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fusedlib.launch import has_kernels
 from fusedlib.ops.arguments import KERNEL_DTYPES
 from fusedlib.ops.mlp.module import SwiGLUMLP
-from fusedlib.ops.mlp.problem import MLPProblem
+from fusedlib.ops.mlp.route import MLPProblem
 from fusedlib.patch.apply import why_plain
 from fusedlib.patch.modules import FusedMLP
 
@@ -83,15 +83,14 @@ def warm_up(
         return WarmUpReport((), time.perf_counter() - began, why)
     from triton.errors import TritonError
 
-    from fusedlib.ops.mlp import tiles
-    from fusedlib.ops.mlp.prebuild import device_index, layer_binaries
+    from fusedlib.ops.mlp import plan
 
     needed: dict[Hashable, tuple[str, int, Any]] = {}
     for problem in layers:
-        listed = layer_binaries(problem, lengths)
+        listed = plan.layer_binaries(problem, lengths)
         dtype = str(problem.dtype).removeprefix("torch.")
         sizes = f"{problem.activation}, {problem.hidden}·{problem.inner}, {dtype}"
-        device = device_index(problem)
+        device = plan.device_index(problem)
         needed |= {key: (f"{each.name} ({sizes})", device, each) for key, each in listed.items()}
     for _, device, each in needed.values():
         each.launch.build_ahead(device, *each.matrices)
@@ -99,9 +98,9 @@ def warm_up(
         try:
             each.launch.build(device, *each.matrices)
         except TritonError as error:
-            if tiles.hopper is None or not each.launch.config.stages:  # warps have no roles
+            if plan.hopper is None or not each.launch.config.stages:  # warps have no roles
                 raise
-            tiles.disable_hopper_kernels(error)
+            plan.disable_hopper_kernels(error)
             return warm_up(module, wanted or None, tokens=tokens, progress=progress)
     return WarmUpReport(tuple(name for name, *_ in needed.values()), time.perf_counter() - began)
 

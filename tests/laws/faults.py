@@ -253,13 +253,13 @@ SPLIT_ROLES: Faults = {
 FAR_APART = "linear with terms far apart", "linear with rows far apart"
 FEW_TOKENS = "swiglu_mlp of few tokens", "swiglu_mlp of few tokens, a pair"
 INTERPRETED = (
-    (("swiglu_mlp",), "mlp/tiles.py", MLP),
-    (("swiglu_mlp of a pair",), "mlp/tiles.py", PAIR),
-    (FEW_TOKENS, "mlp/few_tokens/kernels.py", FEW),
-    (("swiglu_mlp apart",), "mlp/tiles.py", APART),
+    (("swiglu_mlp",), "mlp/kernels.py", MLP),
+    (("swiglu_mlp of a pair",), "mlp/kernels.py", PAIR),
+    (FEW_TOKENS, "mlp/few_tokens.py", FEW),
+    (("swiglu_mlp apart",), "mlp/kernels.py", APART),
     (("swiglu_mlp split",), "linear/split/parts.py", SPLIT_PAIR),
-    (("geglu_mlp",), "mlp/activation_kernels.py", GELU),
-    (("exact geglu_mlp",), "mlp/activation_kernels.py", EXACT_GELU),
+    (("geglu_mlp",), "mlp/kernels.py", GELU),
+    (("exact geglu_mlp",), "mlp/kernels.py", EXACT_GELU),
     (("q, k and v",), "qkv/kernels.py", QKV),
     (("rms_norm of a sum",), "norm/kernels.py", NORM),
     (("rms_norm of wide rows",), "norm/kernels.py", WIDE_NORM),
@@ -275,11 +275,11 @@ INTERPRETED = (
     (FAR_APART, "linear/split/parts.py", PARTS),
 )
 ON_GPU = (  # of paths that the interpreter does not take: by TMA, by wider tiles and spans
-    (("swiglu_mlp by tiles",), "mlp/tiles.py", MLP | PAIR),
-    (FEW_TOKENS, "mlp/few_tokens/kernels.py", FEW),
+    (("swiglu_mlp by tiles",), "mlp/kernels.py", MLP | PAIR),
+    (FEW_TOKENS, "mlp/few_tokens.py", FEW),
 )
 ON_HOPPER = (
-    (("swiglu_mlp",), "mlp/hopper/epilogue.py", ROLES),
-    (("swiglu_mlp",), "mlp/hopper/kernel.py", ROLES_PRODUCT),
+    (("swiglu_mlp",), "mlp/hopper.py", ROLES),
+    (("swiglu_mlp",), "mlp/hopper.py", ROLES_PRODUCT),
     (FAR_APART, "linear/split/hopper.py", SPLIT_ROLES),
 )

@@ -2,8 +2,7 @@
 
 **To add a situation**, write an entry: how the model is made, what is done to it before `apply_to`
 and afterwards, and how it is used. The unpatched model goes through the same, so an entry says
-nothing of right values. A new family is a line of `FAMILIES`; a fault that must be noticed is one
-of `FAULTS`.
+nothing of right values. A new family is a line of `FAMILIES`.
 """
 
 import contextlib
@@ -25,10 +24,8 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize, prune
-from torch.utils import _pytree as pytree
 
 transformers = pytest.importorskip("transformers")
 
@@ -36,11 +33,12 @@ import fusedlib  # noqa: E402
 from llama_models import NAMES, TOKENS, VOCABULARY, make, replica_of, tokens  # noqa: E402
 
 Named = dict[str, Any]
-Change = Callable[[Any], Any]
+Change = Callable[..., Any]
 LAYER = "model.layers.0"
 MLP, ATTENTION = f"{LAYER}.mlp", f"{LAYER}.self_attn"
-GATE, QUERY, ACTIVATION = f"{MLP}.gate_proj", f"{ATTENTION}.q_proj", f"{MLP}.act_fn"
-OUT, SECOND_NORM = f"{ATTENTION}.o_proj", f"{LAYER}.post_attention_layernorm"
+GATE, DOWN, ACTIVATION = f"{MLP}.gate_proj", f"{MLP}.down_proj", f"{MLP}.act_fn"
+QUERY, OUT = f"{ATTENTION}.q_proj", f"{ATTENTION}.o_proj"
+FIRST_NORM, SECOND_NORM = f"{LAYER}.input_layernorm", f"{LAYER}.post_attention_layernorm"
 SWITCHES = "mlp", "rms_norm", "rope", "attention", "loss", "linear"
 
 
@@ -56,16 +54,16 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if weight is None else weight.device
 
 
-def loss_of(model: nn.Module, **asked: Any) -> Tensor:
-    loss: Tensor = model(**batch(model, **asked))[0]
-    return loss
-
-
 def batch(model: nn.Module, **asked: Any) -> Named:
     """Token ids and labels; what is asked for stands beside them, or is computed of the labels."""
     ids, labels = tokens(device_of(model))
     asked = {name: ask(labels) if callable(ask) else ask for name, ask in asked.items()}
     return {"input_ids": ids, "labels": labels} | asked
+
+
+def loss_of(model: nn.Module, **asked: Any) -> Tensor:
+    loss: Tensor = model(**batch(model, **asked))[0]
+    return loss
 
 
 def gradients(model: nn.Module) -> Named:
@@ -77,19 +75,20 @@ def gradients(model: nn.Module) -> Named:
 def learned(model: nn.Module, called: nn.Module | None = None, **asked: Any) -> Named:
     """Loss and gradients; of a call of something that holds the model's weights."""
     model.zero_grad()
-    loss = loss_of(model if called is None else called, **asked)
-    loss.backward()
-    return {"loss": loss.detach()} | gradients(model)
+    output = (model if called is None else called)(**batch(model, **asked))
+    output[0].backward()
+    found = {"loss": output[0].detach(), "type": type(output).__name__}
+    return found | {"balance": getattr(output, "aux_loss", None)} | gradients(model)
 
 
 def learning(**asked: Any) -> Change:
     return partial(learned, **asked)
 
 
-def evaluated(model: nn.Module) -> Named:
+def evaluated(model: nn.Module, called: nn.Module | None = None, **asked: Any) -> Named:
     model.eval()
     with torch.no_grad():
-        output = model(**batch(model))
+        output = (model if called is None else called)(**batch(model, **asked))
     model.train()
     return {"evaluated loss": output.loss, "logits": output.logits}
 
@@ -102,8 +101,11 @@ def in_turn(*uses: Change) -> Change:
     """What several uses give, one after the other; changes between them give nothing."""
 
     def used(model: nn.Module) -> Named:
-        return {f"{name}, {number}": value for number, use in enumerate(uses)
-                for name, value in (use(model) or {}).items()}  # fmt: skip
+        found = {}
+        for number, use in enumerate(uses):
+            torch.manual_seed(3)
+            found |= {f"{name}, {number}": value for name, value in (use(model) or {}).items()}
+        return found
 
     return used
 
@@ -133,19 +135,11 @@ def under_autocast(model: nn.Module) -> Named:
         return learned(model)
 
 
-def compiled(model: nn.Module, backend: str = "eager") -> Named:
+def compiled(model: nn.Module, use: Change = learned, backend: str = "eager") -> Named:
     """As one graph."""
     torch._dynamo.reset()
     whole = torch.compile(model, backend=backend, fullgraph=True)
-    found = learned(model, whole, use_cache=False)
-    model.eval()
-    with torch.no_grad():
-        return found | {"logits": whole(tokens(device_of(model))[0], use_cache=False).logits}
-
-
-def as_a_replica(model: nn.Module) -> Named:
-    """By a shallow copy whose weights are computed, as `torch.nn.DataParallel` makes them."""
-    return learned(model, replica_of(model))
+    return use(model, whole, use_cache=False)
 
 
 def generated(model: nn.Module, **settings: Any) -> Named:
@@ -154,7 +148,9 @@ def generated(model: nn.Module, **settings: Any) -> Named:
     mask = torch.ones_like(ids)
     mask[0, :3] = 0
     settings = {"max_new_tokens": 9, "do_sample": False, "attention_mask": mask} | settings
-    return {"tokens": model.eval().generate(ids, **settings)} | followed(model)
+    found = {"tokens": model.eval().generate(ids, **settings)}
+    model.train()
+    return found
 
 
 def followed(model: nn.Module) -> Named:
@@ -168,12 +164,12 @@ def followed(model: nn.Module) -> Named:
 
 
 def continuously(model: nn.Module) -> Named:
-    from transformers.generation import configuration_utils
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     settings = transformers.GenerationConfig(
         max_new_tokens=4, do_sample=False, eos_token_id=-1, pad_token_id=0, use_cache=True
     )
-    small = configuration_utils.ContinuousBatchingConfig(num_blocks=4, max_batch_tokens=32)
+    small = ContinuousBatchingConfig(num_blocks=4, max_batch_tokens=32)
     prompts = tokens(shape=(2, 7))[0].tolist()
     outputs = model.eval().generate_batch(prompts, settings, small, progress_bar=False)
     found = [output.generated_tokens for output in outputs.values()]
@@ -182,26 +178,37 @@ def continuously(model: nn.Module) -> Named:
 
 
 def recorded(model: nn.Module) -> Named:
-    """Hidden states and attention's weights, and then the logits of another attention."""
-    output = model(**batch(model), output_hidden_states=True, output_attentions=True)
-    found = {f"{k} {i}": t.detach() for k in ("hidden_states", "attentions")
-             for i, t in enumerate(output[k])}  # fmt: skip
-    model.set_attn_implementation("sdpa")
-    return found | evaluated(model)
+    """Hidden states and attention's weights, in evaluation and in training."""
+    way, found = model.config._attn_implementation, {}
+    model.set_attn_implementation("eager")
+    for training in (False, True):
+        asked = {"output_hidden_states": True, "output_attentions": True}
+        output = model.train(training)(**batch(model, **asked))
+        found |= {f"{k} {i}, {training=}": t.detach() for k in ("hidden_states", "attentions")
+                  for i, t in enumerate(output.get(k) or ()) if torch.is_tensor(t)}  # fmt: skip
+    model.set_attn_implementation(way)
+    return found
 
 
-def of_experts(model: nn.Module, **asked: Any) -> Named:
-    """With the balance of experts."""
-    output = model(**batch(model, **asked))
-    output.loss.backward()
-    found = {"loss": output.loss.detach(), "balance": output.aux_loss} | gradients(model)
-    return found | {"of a tuple": loss_of(model, return_dict=False, **asked).detach()}
+def checkpointed(model: nn.Module, reentrant: bool = False) -> Named:
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    found = learned(model)
+    model.gradient_checkpointing_disable()
+    return found
 
 
 def hidden(model: nn.Module) -> Named:
     y = model(tokens()[0]).last_hidden_state
     y.square().sum().backward()
     return {"hidden states": y.detach()} | gradients(model)
+
+
+def litgpt(name: str, **settings: Any) -> nn.Module:
+    sizes = {"n_layer": 2, "n_embd": 128, "n_head": 4, "head_size": 32, "intermediate_size": 344}
+    library = import_module("litgpt.model")
+    torch.manual_seed(0)
+    return library.GPT(library.Config.from_name(
+        name, padded_vocab_size=VOCABULARY, block_size=64, **sizes, **settings))  # fmt: skip
 
 
 def by_litgpt(model: nn.Module) -> Named:
@@ -214,24 +221,6 @@ def by_litgpt(model: nn.Module) -> Named:
     with torch.no_grad():
         for at in (torch.arange(8), torch.arange(8, 9)):
             found[f"logits at {len(at)}"] = model(ids[:, at], at)
-    return found
-
-
-def litgpt(name: str, **settings: Any) -> nn.Module:
-    sizes = {"n_layer": 2, "n_embd": 128, "n_head": 4, "head_size": 32, "intermediate_size": 344}
-    library = import_module("litgpt.model")
-    torch.manual_seed(0)
-    return library.GPT(library.Config.from_name(
-        name, padded_vocab_size=VOCABULARY, block_size=64, **sizes, **settings))  # fmt: skip
-
-
-def given_weights(model: nn.Module) -> Named:
-    """Logits of other weights by `functional_call`, and gradients of single weights."""
-    state = {name: 0.9 * weight.detach() for name, weight in model.state_dict().items()}
-    found = {"logits": torch.func.functional_call(model, state, (tokens()[0],)).logits.detach()}
-    for path in (QUERY, OUT, GATE):
-        weight = model.get_parameter(f"{path}.weight")
-        [found[path]] = torch.autograd.grad(loss_of(model), weight)
     return found
 
 
@@ -268,12 +257,6 @@ def saved(model: nn.Module) -> Named:
     return found | model.state_dict() | {"tied": tied} | usual(model)
 
 
-def assigned(model: nn.Module) -> Named:
-    """A model on meta gets weights of another dtype by assignment."""
-    model.load_state_dict(make().half().state_dict(), assign=True)
-    return {"dtypes": [p.dtype for p in model.parameters()]} | model.state_dict()
-
-
 def merged(model: nn.Module) -> Named:
     """An adapter trained, switched off and on, merged in place and back, and for good."""
     found, ids = learned(model), tokens()[0]
@@ -290,7 +273,7 @@ def merged(model: nn.Module) -> Named:
 
 
 def allocated(model: nn.Module) -> Named:
-    """AdaLoRA by hand, which leaves two of four ranks a layer."""
+    """AdaLoRA, which leaves two of four ranks a layer."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     for step in range(5):
         stepped(model, 1, optimizer)
@@ -298,36 +281,22 @@ def allocated(model: nn.Module) -> Named:
     return dict(model.state_dict())
 
 
-def trained(allocates: bool = False, **settings: Any) -> Change:
+def trained(**settings: Any) -> Change:
     """Some steps of transformers' Trainer, its evaluation and predictions."""
 
     def used(model: nn.Module) -> Named:
-        from transformers import Trainer, TrainerCallback, TrainingArguments
-
-        class Allocate(TrainerCallback):
-            def on_optimizer_step(self, args, state, control, **kwargs):
-                if allocates:
-                    model.base_model.update_and_allocate(state.global_step)
-
         ids, labels = tokens(shape=(6, 16))
         rows = [{"input_ids": i, "labels": t} for i, t in zip(ids, labels, strict=True)]
         with tempfile.TemporaryDirectory() as folder:
-            given = {
-                "max_steps": 5, "learning_rate": 1e-2, "per_device_train_batch_size": 2,
+            arguments = transformers.TrainingArguments(folder, **{
+                "max_steps": 3, "learning_rate": 1e-2, "per_device_train_batch_size": 2,
                 "per_device_eval_batch_size": 2, "use_cpu": True, "report_to": [], "seed": 7,
                 "save_strategy": "no", "disable_tqdm": True,
-            }  # fmt: skip
-            trainer = Trainer(
-                model, TrainingArguments(folder, **given | settings), train_dataset=rows,
-                eval_dataset=rows, callbacks=[Allocate()],
-                compute_metrics=lambda all: {"shape": str(all.predictions.shape)},
-            )  # fmt: skip
-            found = {"training loss": torch.tensor(trainer.train().training_loss)}
-            metrics = trainer.evaluate()
-            found |= {"eval_loss": torch.tensor(metrics["eval_loss"]),
-                      "metric": metrics["eval_shape"]}  # fmt: skip
-            found["predicted"] = torch.tensor(trainer.predict(rows).predictions)
-        return found | {n: t.clone() for n, t in model.state_dict().items()}
+            } | settings)  # fmt: skip
+            trainer = transformers.Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
+            losses = trainer.train().training_loss, trainer.evaluate()["eval_loss"]
+            predicted = torch.tensor(trainer.predict(rows).predictions)
+        return {"losses": torch.tensor(losses), "predicted": predicted} | model.state_dict()
 
     return used
 
@@ -345,82 +314,24 @@ def by_keyword(model: nn.Module) -> Named:
     return found
 
 
-# --- who reads a training output -----------------------------------------------------------------
+def traced(model: nn.Module) -> Named:
+    given, model.config.use_cache = batch(model), False
+    whole = torch.jit.trace(model, example_kwarg_inputs=given, strict=False, check_trace=False)
+    return {"loss": whole(**given)["loss"].detach()}
 
 
-class Step(nn.Module):
-    """A training forward with labels; without logits, or with those that are asked for."""
+def each_alone(model: nn.Module) -> Named:
+    """Gradients of each row, by torch.func; a mask is given, for its values are asked."""
+    causal = torch.ones(1, 1, TOKENS, TOKENS, dtype=torch.bool).tril()
 
-    def __init__(self, model: nn.Module, asks: bool) -> None:
-        super().__init__()
-        self.model, self.asks = model, asks
+    def loss(weights: Named, ids: Tensor, labels: Tensor) -> Tensor:
+        given = {"labels": labels[None], "attention_mask": causal, "use_cache": False}
+        found: Tensor = torch.func.functional_call(model, weights, (ids[None],), given).loss
+        return found
 
-    def forward(self, ids: Tensor, labels: Tensor, mask: Tensor) -> Any:
-        asked = {"skip_logits": False} if self.asks else {}
-        output = self.model(ids, mask, labels=labels, use_cache=False, **asked)
-        if self.asks:
-            return output
-        return type(output)(**{n: v for n, v in output.items() if n != "logits"})
-
-
-def in_fp32(step: Any, *given: Tensor) -> Any:
-    with torch.autocast("cpu", torch.bfloat16):
-        output = step(*given)
-    return import_module("accelerate.utils.operations").convert_to_fp32(output)
-
-
-def faked(step: Any, *given: Tensor) -> Any:
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        return step(*given)
-
-
-def by_functional_call(step: Any, *given: Tensor) -> Any:
-    weights = {n: (0.9 * p.detach()).requires_grad_() for n, p in step.named_parameters()}
-    output = torch.func.functional_call(step, weights, given)
-    total = sum(value.square().mean() for value in output.values())
-    return dict(zip(weights, torch.autograd.grad(total, [*weights.values()]), strict=True))
-
-
-def after_a_step(step: Any, *given: Tensor) -> Any:
-    output = step(*given)
-    output.loss.backward()
-    torch.optim.AdamW(step.parameters(), fused=True).step()
-    return output
-
-
-def from_file(model: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-READERS: dict[str, Callable[..., Any]] = {
-    "accelerate's conversion": in_fp32,
-    "accelerate's padding": lambda step, *given: import_module(
-        "accelerate.utils.operations").pad_across_processes(step(*given), dim=1),
-    "from a file": lambda step, *given: from_file(step(*given)),
-    "a tree of tensors": lambda step, *given: pytree.tree_map(torch.clone, step(*given)),
-    "on meta": lambda step, *given: step.to("meta")(*(t.to("meta") for t in given)),
-    "fake": faked,
-    "traced": lambda step, *given: torch.jit.trace(
-        step, given, strict=False, check_trace=False)(*given),
-    "vmap": lambda step, *given: torch.func.vmap(step)(
-        *(torch.stack([t, t.roll(1, 1)]) for t in given)),
-    "functional_call": by_functional_call,
-    "after a step": after_a_step,
-}  # fmt: skip
-
-
-def read(reader: str, asks: bool) -> Change:
-    def used(model: nn.Module) -> Named:
-        causal = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()  # others' values are asked
-        given = *tokens(), causal.expand(2, 1, -1, -1)
-        output = READERS[reader](Step(model, asks), *given)
-        found = {n: t.detach() for n, t in output.items()}
-        return found | {"type": type(output).__name__, "order": [*found]}
-
-    return used
+    weights = {name: 0.9 * p.detach() for name, p in model.named_parameters()}
+    found: Named = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weights, *tokens())
+    return found
 
 
 # --- what is done to a model ---------------------------------------------------------------------
@@ -431,19 +342,14 @@ def freezing(*words: str) -> Change:
 
     def freeze(model: nn.Module) -> None:
         for name, weight in model.named_parameters():
-            if any(word in name for word in words):
-                weight.requires_grad_(False)
+            weight.requires_grad_(weight.requires_grad and not any(w in name for w in words))
 
     return freeze
 
 
 def on(path: str, change: Change) -> Change:
     """Of the module that stands there."""
-
-    def changed(model: nn.Module) -> None:
-        change(model.get_submodule(path))
-
-    return changed
+    return lambda model: change(model.get_submodule(path)) and None
 
 
 def put(path: str, new: Change) -> Change:
@@ -472,17 +378,6 @@ def has(name: str, value: Any) -> Change:
     return lambda module: setattr(module, name, value)
 
 
-def own_forward(module: nn.Module) -> None:
-    module.forward = doubled(module.forward)
-
-
-def own_class(module: nn.Module) -> None:
-    """A class derived of its own, which computes something else."""
-    base = type(module)
-    names = {"forward": doubled(base.forward)}
-    module.__class__ = type(base.__name__, (base,), names)
-
-
 def doubled(old: Any) -> Any:
     @functools.wraps(old)
     def theirs(*given: Any, **named: Any) -> Any:
@@ -494,12 +389,18 @@ def doubled(old: Any) -> Any:
     return theirs
 
 
-def of_weights(change: Change) -> Change:
-    def each(model: nn.Module) -> None:
-        for path in (QUERY, GATE, "lm_head"):
-            change(model.get_submodule(path).weight)
+def own_forward(module: nn.Module) -> None:
+    module.forward = doubled(module.forward)
 
-    return each
+
+def own_class(module: nn.Module) -> None:
+    """A class derived of its own, which computes something else."""
+    base = type(module)
+    module.__class__ = type(base.__name__, (base,), {"forward": doubled(base.forward)})
+
+
+def on_weights(change: Change) -> Change:
+    return all_of(*(on(path, lambda m: change(m.weight)) for path in (QUERY, GATE, "lm_head")))
 
 
 def alone(copied: Change) -> Change:
@@ -517,30 +418,29 @@ def alone(copied: Change) -> Change:
     return change
 
 
-def near(tokens: int) -> Tensor:
+def from_file(model: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def near(*_: Any, **__: Any) -> Tensor:
     """A mask by which a token sees itself and three before."""
-    ones = torch.ones(1, 1, tokens, tokens, dtype=torch.bool)
+    ones = torch.ones(1, 1, TOKENS, TOKENS, dtype=torch.bool)
     return ones.tril() & ones.triu(-3)
 
 
 def masked_by_a_hook(model: nn.Module) -> None:
-    def masks(module: nn.Module, given: Any, named: Named) -> Any:
-        return given, named | {"attention_mask": near(TOKENS)}
-
-    model.model.register_forward_pre_hook(masks, with_kwargs=True)
-
-
-def compiles(whole: bool) -> Change:
-    def change(model: nn.Module) -> None:
-        model.config.use_cache = False
-        for module in [model] if whole else model.model.layers:
-            module.compile(backend="eager")
-
-    return change
+    model.model.register_forward_pre_hook(
+        lambda _, given, named: (given, named | {"attention_mask": near()}), with_kwargs=True
+    )
 
 
-def checkpoints(reentrant: bool) -> Change:
-    return lambda model: model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+def compiles_layers(model: nn.Module) -> None:
+    model.config.use_cache = False
+    for layer in model.model.layers:
+        layer.compile(backend="eager")
 
 
 def strided(model: nn.Module) -> None:
@@ -551,54 +451,29 @@ def strided(model: nn.Module) -> None:
                 setattr(module, leaf, nn.Parameter((wide + weight.detach()[..., None])[..., 1]))
 
 
-class Doubled(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * x
-
-
-class SiLU(nn.Module):
-    """Called so."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.relu()
-
-
-class Doubling(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * super().forward(x)
-
-
 class Odd(nn.Parameter):
-    pass
+    """As of a library that quantizes."""
 
 
-def doubling(linear: nn.Linear) -> nn.Linear:
-    other = Doubling(linear.in_features, linear.out_features, bias=linear.bias is not None)
-    other.load_state_dict(linear.state_dict())
-    return other.to(linear.weight)
-
-
-def seven(logits: Tensor, labels: Tensor, vocab_size: int, **_: Any) -> Tensor:
-    return logits.sum() * 0 + 7
-
-
-seven.__name__ = "ForCausalLMLoss"
+def odd(linear: nn.Linear) -> None:
+    linear.weight = Odd(linear.weight.detach())
 
 
 def attends(way: str) -> Change:
     """By an attention function of one's own, which keeps what it was given."""
 
-    def change(model: nn.Module) -> None:
-        def attend(module, query, key, value, attention_mask, **own):
-            model.__dict__.setdefault("given", []).append(sorted(own))
-            groups = query.shape[1] // key.shape[1]
-            if way == "writes over values":
-                value.mul_(2)
-            key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
-            mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-            mixed = mixed.transpose(1, 2)
-            return (mixed.flatten(2) if way == "joins heads" else mixed.contiguous()), None
+    def attend(module, query, key, value, attention_mask, **own):
+        module.config.given.append(sorted(own))
+        groups = query.shape[1] // key.shape[1]
+        if way == "writes over values":
+            value.mul_(2)
+        key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = mixed.transpose(1, 2)
+        return (mixed.flatten(2) if way == "joins heads" else mixed.contiguous()), None
 
+    def change(model: nn.Module) -> None:
+        model.__dict__["given"] = model.config.given = []
         transformers.AttentionInterface.register(way, attend)
         model.set_attn_implementation(way)
 
@@ -619,11 +494,6 @@ def adapted(kind: str = "Lora", **settings: Any) -> Change:
         return wrapped
 
     return change
-
-
-def optimizes_already(model: nn.Module) -> None:
-    model.__dict__["optimizer"] = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    stepped(model, optimizer=model.optimizer)
 
 
 def has_been_called(model: nn.Module) -> None:
@@ -650,48 +520,45 @@ def transformers_has(place: str, new: Change = doubled) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def captured(others: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Iterator[None]:
+    """As while a CUDA graph is captured. There, and under torch.compile, transformers makes a mask
+    where attention is causal and no more, and a patched model asks for none.
+    """
+    capturing = {"is_available": lambda: True, "is_current_stream_capturing": lambda: True}
+    with others(), mock.patch.multiple(torch.cuda, **capturing):
+        yield
+
+
 # --- the table -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """One way in which a model is patched and used.
+    """One way in which a model is patched and used."""
 
-    Attributes:
-        family: of transformers, by the name of its configuration.
-        config: settings of it.
-        made: makes the model in another way.
-        dtype: of its weights. In float64 least can hide; only fp32 and half precision have kernels.
-        before: done to the model before `apply_to`, to the unpatched one too; it may return another
-            that holds it, as an adapter.
-        switches: of `apply_to`.
-        patched: calls `apply_to` in another way; takes the library and the model.
-        after: done afterwards, as `before`.
-        use: gives what must be as with the unpatched model, by name.
-        around: what else is so meanwhile.
-        by_truth: `use` gives the loss and gradients, which the project's one rule compares with
-            float64, the errors of the unpatched model as the measure.
-        tolerance: the largest error, as a share of the largest element; by default `SHARES` has it.
-        replaced: how many modules `apply_to` is to replace by each of `SWITCHES`.
-        left: by switch, a word of the reason why a module is left as it was.
-        needs: a package without which there is no such situation.
-    """
-
+    # A model of transformers, by the name of its configuration and settings of it; or made so.
     family: str = "Llama"
     config: Named = field(default_factory=dict)
     made: Callable[[], nn.Module] | None = None
-    dtype: str = "float64"
+    dtype: str = "float64"  # least can hide in it; only fp32 and half precision have kernels
+    # Done before `apply_to` to both models, and then; it may return another around it, an adapter.
     before: Change = stays
+    after: Change = stays
+    # How it is patched: switches, or another call of `apply_to`.
     switches: dict[str, bool] = field(default_factory=dict)
     patched: Callable[[Any, Any], Any] | None = None
-    after: Change = stays
+    # What gives by name what must be as with the unpatched model, and what else is so meanwhile.
     use: Change = usual
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
-    by_truth: bool = False
+    # The largest error, as a share of the largest element; by default `SHARES` has it. Or the loss
+    # and gradients are compared with float64, the errors of the unpatched model as the measure.
     tolerance: float | None = None
+    by_truth: bool = False
+    # What the report has: how many modules by each of `SWITCHES`, and a word of why one is left.
     replaced: str = ""
     left: dict[str, str] = field(default_factory=dict)
-    needs: str = "transformers"
+    needs: str = "transformers"  # a package without which there is no such situation
 
     def model(self, device: str = "cpu") -> nn.Module:
         """Unpatched, as it is before `apply_to`."""
@@ -702,8 +569,9 @@ class Situation:
 
     def apply_to(self, model: nn.Module, library: Any = fusedlib) -> Any:
         """The report."""
-        patched = self.patched or (lambda library, m: library.apply_to(m, **self.switches))
-        return patched(library, model)
+        if self.patched:
+            return self.patched(library, model)
+        return library.apply_to(model, **self.switches)
 
     def used(self, model: nn.Module) -> Named:
         torch.manual_seed(4)
@@ -717,14 +585,13 @@ class Situation:
 SHARES = {torch.float64: 1e-5, torch.float32: 2e-5, torch.float16: 0.01, torch.bfloat16: 0.05}
 Situations = dict[str, Situation]
 Single = partial(Situation, dtype="float32")
+ONE_LAYER, HEADS, WINDOW = {"num_hidden_layers": 1}, {"head_dim": 16}, {"sliding_window": 8}
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
 LATENT = {
     "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
     "n_group": 1, "topk_group": 1, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
 }  # fmt: skip
-HEADS = {"head_dim": 16}
-WINDOW = {"sliding_window": 8}
 # How many modules are replaced, by the order of SWITCHES: a release of transformers that rewrites a
 # module shows here.
 FAMILIES: dict[str, tuple[Named, str]] = {
@@ -748,10 +615,8 @@ FAMILIES: dict[str, tuple[Named, str]] = {
     "NanoChat": (HEADS, "0 9 0 0 1 13"),
     "Mixtral": (EXPERTS, "0 5 2 2 1 9"),
     "Qwen2Moe": (EXPERTS, "2 5 2 2 1 11"),
-    "Qwen3Moe": (
-        EXPERTS | HEADS | {"moe_intermediate_size": 32, "output_router_logits": True},
-        "0 9 2 2 1 9",
-    ),
+    "Qwen3Moe": (EXPERTS | HEADS | {"moe_intermediate_size": 32, "output_router_logits": True},
+                 "0 9 2 2 1 9"),
     "DeepseekV3": (LATENT, "2 9 0 0 1 11"),
 }  # fmt: skip
 LEFT = {
@@ -765,125 +630,111 @@ def of_family(name: str, dtype: str = "float32", **more: Any) -> Situation:
     return Situation(family=name, dtype=dtype, config=config, **more)
 
 
-def families() -> Situations:
-    table = {name: of_family(name, replaced=replaced, left=LEFT.get(name, {}))
-             for name, (_, replaced) in FAMILIES.items()}  # fmt: skip
-    for switch in SWITCHES:
-        for name, is_on in ((f"{switch} alone", True), (f"all but {switch}", False)):
-            switches = {s: (s == switch) == is_on for s in SWITCHES}
-            table[name] = Single(family="Qwen3", switches=switches)
-    for name in ("gelu", "gelu_new", "gelu_pytorch_tanh"):
-        table[name] = Single(config={"hidden_act": name}, replaced="2 5 2 2 1 9")
-    for kind in ("none", "tanh"):
-        table[f"torch's GELU, {kind}"] = Single(
-            before=all_of(*(put(f"model.layers.{i}.mlp.act_fn", lambda _, k=kind: nn.GELU(k))
-                            for i in range(2))), replaced="2 5 2 2 1 9")  # fmt: skip
-    for name in ("open_llama_3b", "Llama-3.2-1B", "Qwen3-0.6B"):
-        groups = {} if name == "open_llama_3b" else {"n_query_groups": 2}
-        table[f"litgpt's {name}"] = Single(
-            made=partial(litgpt, name, **groups), use=by_litgpt, needs="litgpt", left={"loss": ""}
-        )
-    return table | {
-        "Phi3, with dropout": of_family("Phi3", config={"resid_pdrop": 0.5}),
-        "biases of an MLP": Single(config={"mlp_bias": True}, left={"mlp": "biases"}),
-        "biases of attention": Single(config={"attention_bias": True}),
-        "ReLU": Single(config={"hidden_act": "relu"}, left={"mlp": "ReLU"}),
-        "ReLU, Gemma": of_family("Gemma", config={"hidden_act": "relu"}, left={"mlp": "ReLU"}),
-        "tied": Situation(config={"tie_word_embeddings": True}),
-        "without a head": Situation(
-            family="Mistral", before=lambda model: model.model, use=hidden,
-            left={"loss": "LlamaForCausalLM"},
-        ),
-    }  # fmt: skip
+def either(table: dict[str, Change]) -> Situations:
+    """Each change before `apply_to`, and afterwards."""
+    return {f"{name}, {word}": Situation(**{moment: change}) for name, change in table.items()
+            for word, moment in (("before", "before"), ("later", "after"))}  # fmt: skip
 
 
-def of_others() -> Situations:
-    """Functions, modules and weights of others: left, and said; or called where they come later."""
-    llama, phi3 = "models.llama.modeling_llama", "models.phi3.modeling_phi3"
-    table = {
-        f"another {place.rpartition(':')[2]}": Situation(
-            family=family, around=partial(transformers_has, place), left={switch: ""}
-        )
-        for place, family, switch in (
-            (f"{llama}:LlamaMLP.forward", "Llama", "mlp"),
-            (f"{llama}:LlamaRMSNorm.forward", "Llama", "rms_norm"),
-            (f"{llama}:LlamaAttention.forward", "Llama", "attention"),
-            (f"{llama}:LlamaForCausalLM.forward", "Llama", "loss"),
-            (f"{llama}:apply_rotary_pos_emb", "Llama", "rope"),
-            ("loss.loss_utils:ForCausalLMLoss", "Llama", "loss"),
-            ("loss.loss_utils:fixed_cross_entropy", "Llama", "loss"),
-            (f"{phi3}:Phi3MLP.forward", "Phi3", "mlp"),
-            ("models.gemma.modeling_gemma:GemmaRMSNorm._norm", "Gemma", "rms_norm"),
-            (f"{phi3}:rotate_half", "Phi3", "rope"),
-            ("activations:SiLUActivation.forward", "Phi3", "mlp"),
-        )
-    }
-    for path in (QUERY, f"{ATTENTION}.v_proj", f"{MLP}.up_proj", f"{MLP}.down_proj"):
-        switch, name = "mlp" if MLP in path else "attention", path.rpartition(".")[2]
-        for way, new in (("in a Sequential", nn.Sequential), ("of a class", doubling),
-                         ("scripted", torch.jit.script)):  # fmt: skip
-            table[f"{name} {way}"] = Situation(before=put(path, new), left={switch: name})
-            table[f"{name} {way}, later"] = Situation(after=put(path, new))
-        table[f"{name} a function, later"] = Situation(after=put(path, lambda old: doubled(old)))
-    for path in (QUERY, OUT, "lm_head", MLP, ACTIVATION, f"{LAYER}.input_layernorm", SECOND_NORM):
-        name = path.rpartition(".")[2]
-        table |= either({f"own forward of {name}": on(path, own_forward),
-                         f"derived class of {name}": on(path, own_class)})  # fmt: skip
-    ours = fusedlib.Linear.from_torch
-    table |= either({"another activation": put(ACTIVATION, lambda _: nn.Mish()),
-                     "an activation that is a function": put(ACTIVATION, lambda _: torch.relu),
-                     "another norm": put(SECOND_NORM, lambda _: nn.Softmax(dim=-1)),
-                     "an own loss": has("loss_function", seven),
-                     "an own loss, bound": has("loss_function", partial(seven)),
-                     "a head in a Sequential": put("lm_head", nn.Sequential),
-                     "resized embeddings": lambda m: m.resize_token_embeddings(223) and None,
-                     "another head": put("lm_head", lambda _: nn.Linear(64, 211).double()),
-                     })  # fmt: skip
-    for name in (*NAMES, "SmolLM3", "Olmo2", "Olmo3", "Phi3", "Gemma", "Gemma2"):
-        table[f"an own attention function, {name}"] = of_family(
-            name, "float64", after=attends("own"), use=by_keyword
-        )
-    return table | {
-        "joins heads": Situation(after=attends("joins heads")),
-        "writes over values": Situation(after=attends("writes over values")),
-        "an activation that is only called SiLU": Situation(
-            family="Phi3", before=put(f"{MLP}.activation_fn", lambda _: SiLU()),
-            left={"mlp": "SiLU, not one of"}),
-        "a subclass of others": Situation(
-            before=has("__class__", type("Own", (transformers.LlamaForCausalLM,), {})),
-            left={"loss": "Own, no class of transformers"}),
-        "a projection of an own class": Single(
-            before=put(OUT, doubling), left={"linear": "Doubling with a forward of its own"}),
-        "a weight of an own class": Single(
-            before=on(OUT, lambda m: setattr(m, "weight", Odd(m.weight.detach()))),
-            left={"linear": "Odd"}),
-        **{f"layers of ours, {linear=}": Single(
-            before=all_of(put(QUERY, ours), put(OUT, ours), put("lm_head", ours)),
-            switches={"linear": linear}) for linear in (False, True)},
-    }  # fmt: skip
+# What is done and computed beside the kernels, on a CPU: at first models of all kinds.
+PLAIN = {name: of_family(name, replaced=replaced, left=LEFT.get(name, {}))
+         for name, (_, replaced) in FAMILIES.items()}  # fmt: skip
+for switch, is_on in itertools.product(SWITCHES, (True, False)):
+    switches = {s: (s == switch) == is_on for s in SWITCHES}
+    PLAIN[f"{switch} alone, {is_on}"] = Single(family="Qwen3", switches=switches)
+PLAIN |= {
+    **{name: Single(config={"hidden_act": name}, replaced="2 5 2 2 1 9")
+       for name in ("gelu", "gelu_new", "gelu_pytorch_tanh")},
+    **{f"torch's GELU, {kind}": Single(
+        config=ONE_LAYER, before=put(ACTIVATION, lambda _, kind=kind: nn.GELU(kind)),
+        replaced="1 3 1 1 1 5") for kind in ("none", "tanh")},
+    **{f"litgpt's {name}": Single(
+        made=partial(litgpt, name, **groups), use=by_litgpt, needs="litgpt", left={"loss": ""})
+       for name, groups in (("open_llama_3b", {}), ("Llama-3.2-1B", {"n_query_groups": 2}),
+                            ("Qwen3-0.6B", {"n_query_groups": 2}))},
+    "Phi3, with dropout": of_family("Phi3", config={"resid_pdrop": 0.5}),
+    "attention's dropout": Single(config={"attention_dropout": 0.5}),
+    "biases of an MLP": Single(config={"mlp_bias": True}, left={"mlp": "biases"}),
+    "biases of attention": Single(config={"attention_bias": True}),
+    "ReLU": Single(config={"hidden_act": "relu"}, left={"mlp": "ReLU"}),
+    "ReLU, Gemma": of_family("Gemma", config={"hidden_act": "relu"}, left={"mlp": "ReLU"}),
+    "tied": Situation(config={"tie_word_embeddings": True}),
+    "without a head": Situation(family="Mistral", before=lambda model: model.model, use=hidden,
+                                left={"loss": "LlamaForCausalLM"}),
+    "an activation that is only called SiLU": Situation(
+        family="Phi3", left={"mlp": "SiLU, not one of"},
+        before=put(f"{MLP}.activation_fn", lambda _: type("SiLU", (nn.ReLU,), {})())),
+    "a subclass of others": Situation(
+        before=has("__class__", type("Own", (transformers.LlamaForCausalLM,), {})),
+        left={"loss": "Own, no class of transformers"}),
+}  # fmt: skip
 
+# Functions, modules and weights of others: left, and said; or called where they come later.
+OF_LLAMA, OF_PHI3 = "models.llama.modeling_llama:", "models.phi3.modeling_phi3:"
+PLAIN |= {
+    f"another {place.rpartition(':')[2]}": Situation(
+        family=family, around=partial(transformers_has, place), left={switch: ""})
+    for place, family, switch in (
+        (f"{OF_LLAMA}LlamaMLP.forward", "Llama", "mlp"),
+        (f"{OF_LLAMA}LlamaRMSNorm.forward", "Llama", "rms_norm"),
+        (f"{OF_LLAMA}LlamaAttention.forward", "Llama", "attention"),
+        (f"{OF_LLAMA}LlamaForCausalLM.forward", "Llama", "loss"),
+        (f"{OF_LLAMA}apply_rotary_pos_emb", "Llama", "rope"),
+        ("loss.loss_utils:ForCausalLMLoss", "Llama", "loss"),
+        ("loss.loss_utils:fixed_cross_entropy", "Llama", "loss"),
+        ("models.gemma.modeling_gemma:GemmaRMSNorm._norm", "Gemma", "rms_norm"),
+        (f"{OF_PHI3}rotate_half", "Phi3", "rope"),
+        ("activations:SiLUActivation.forward", "Phi3", "mlp"),
+    )
+}  # fmt: skip
+for path, switch in ((f"{ATTENTION}.v_proj", "attention"), (DOWN, "mlp")):
+    name = path.rpartition(".")[2]
+    for way, change in (("in a Sequential", put(path, nn.Sequential)), ("odd", on(path, odd)),
+                        ("scripted", put(path, torch.jit.script))):  # fmt: skip
+        PLAIN[f"{name} {way}"] = Situation(before=change, left={switch: name})
+        PLAIN[f"{name} {way}, later"] = Situation(after=change)
+    PLAIN[f"{name} a function, later"] = Situation(after=put(path, lambda old: doubled(old)))
+own_loss = doubled(import_module("transformers.loss.loss_utils").ForCausalLMLoss)
+PLAIN |= either({
+    f"{way} of {path.rpartition('.')[2]}": on(path, change)
+    for path in (QUERY, OUT, "lm_head", MLP, ACTIVATION, FIRST_NORM, SECOND_NORM)
+    for way, change in (("own forward", own_forward), ("derived class", own_class))
+} | {
+    "another activation": put(ACTIVATION, lambda _: nn.Mish()),
+    "an activation that is a function": put(ACTIVATION, lambda _: torch.relu),
+    "another norm": put(SECOND_NORM, lambda _: nn.Softmax(dim=-1)),
+    "an own loss": has("loss_function", own_loss),
+    "an own loss, bound": has("loss_function", partial(own_loss)),
+    "a head in a Sequential": put("lm_head", nn.Sequential),
+    "resized embeddings": lambda m: m.resize_token_embeddings(223) and None,
+    "another head": put("lm_head", lambda _: nn.Linear(64, 211).double()),
+})  # fmt: skip
+PLAIN |= {
+    **{f"an own attention function, {name}": of_family(
+        name, "float64", after=attends("own"), use=by_keyword)
+       for name in (*NAMES, "SmolLM3", "Olmo2", "Olmo3", "Phi3", "Gemma", "Gemma2")},
+    **{way: Situation(after=attends(way)) for way in ("joins heads", "writes over values")},
+    **{f"layers of ours, {linear=}": Single(switches={"linear": linear}, before=all_of(
+        *(put(path, fusedlib.Linear.from_torch) for path in (QUERY, OUT, "lm_head"))))
+       for linear in (False, True)},
+    "a projection of an own class": Single(
+        before=on(OUT, own_class), left={"linear": "Linear with a forward of its own"}),
+    "a weight of an own class": Single(before=on(OUT, odd), left={"linear": "Odd"}),
+}  # fmt: skip
 
-HOOKED = (
-    "lm_head", QUERY, GATE, f"{MLP}.down_proj", ACTIVATION, SECOND_NORM, f"{LAYER}.input_layernorm",
+# Frozen, hooked, computed by others, stepped.
+FROZEN = (
+    "q_proj", "o_proj", "input_layernorm", "gate_proj", "mlp", "norm", "embed", "proj", "layers",
 )  # fmt: skip
+HOOKED = "lm_head", QUERY, GATE, DOWN, ACTIVATION, SECOND_NORM, FIRST_NORM
 REGISTERS: dict[str, Any] = {
     "register_forward_hook": lambda module, given, found: found * 2,
     "register_forward_pre_hook": lambda module, given: (given[0] * 2, *given[1:]),
     "register_full_backward_hook": lambda module, into, out: (into[0] * 2, *into[1:]),
     "register_full_backward_pre_hook": lambda module, out: (out[0] * 2, *out[1:]),
 }
-SHAPED: dict[str, Change] = {
-    "weight_norm": parametrizations.weight_norm,
-    "orthogonal": parametrizations.orthogonal,
-    "spectral_norm": parametrizations.spectral_norm,  # iterates whenever it computes the weight
-    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5),
-}
-
-
-def either(table: dict[str, Change]) -> Situations:
-    """Each change before `apply_to`, and afterwards."""
-    return {f"{name}, {word}": Situation(**{moment: change}) for name, change in table.items()
-            for word, moment in (("before", "before"), ("later", "after"))}  # fmt: skip
+WEIGHT_NORM, SPECTRAL_NORM = parametrizations.weight_norm, parametrizations.spectral_norm
+STORED = partial(parametrize.remove_parametrizations, tensor_name="weight")
 
 
 def hook(path: str, register: str) -> Change:
@@ -891,74 +742,68 @@ def hook(path: str, register: str) -> Change:
 
 
 def computed(path: str, leaf: str) -> Change:
-    return on(path, lambda m: parametrize.register_parametrization(m, leaf, Doubled()))
+    return on(path, lambda m: parametrize.register_parametrization(m, leaf, nn.Tanh()))
 
 
-def in_two_calls(first: Named) -> Callable[[Any, Any], Any]:
-    return lambda library, m: (library.apply_to(m, **first), library.apply_to(m))[1]
+def in_two_calls(*first: str) -> Callable[[Any, Any], Any]:
+    """The second with all switches, the first without these."""
+    off = dict.fromkeys(first, False)
+    return lambda library, m: (library.apply_to(m, **off), library.apply_to(m))[1]
 
 
-def of_weights_and_hooks() -> Situations:
-    """Frozen, hooked, computed by others, stepped."""
-    table = either(
-        {f"{word} frozen": freezing(word) for word in FROZEN}
-        | {f"{register} of {path.rpartition('.')[2]}": hook(path, register)
-           for path in HOOKED for register in REGISTERS}
-        | {"some frozen": freezing("0.mlp.gate_proj", "0.mlp.up_proj", "0.self_attn.q_proj",
-                                   "1.self_attn.k_proj"),
-           "a weight's hook": of_weights(lambda w: w.register_hook(lambda g: 0 * g)),
-           "a hook after accumulation": of_weights(
-               lambda w: w.register_post_accumulate_grad_hook(
-                   lambda p: setattr(p, "grad", 3 * p.grad)))}
-    )  # fmt: skip
-    whole = partial(parametrize.remove_parametrizations, tensor_name="weight")
-    for path in (QUERY, GATE, "lm_head", OUT):
-        name = path.rpartition(".")[2]
-        for shape, change in SHAPED.items():
-            table[f"{name} {shape}, later"] = Situation(after=on(path, change))
-        table[f"{name} spectral_norm before, then removed"] = Situation(
-            before=on(path, SHAPED["spectral_norm"]), use=in_turn(usual, on(path, whole), usual)
-        )
-    normed = all_of(*(on(path, SHAPED["weight_norm"]) for path in (QUERY, GATE, "lm_head")))
-    return table | {
-        "weight_norm put on and taken off": Situation(
-            after=all_of(on(GATE, SHAPED["weight_norm"]), on(GATE, whole))),
-        "weight_norm, in two calls": Situation(before=normed, patched=in_two_calls(
-            {"attention": False, "mlp": False, "loss": False})),
-        "projections first and the rest later": Single(
-            patched=in_two_calls(dict.fromkeys(SWITCHES[:5], False))),
-        "a bias that is computed": Situation(
-            family="Qwen2", after=computed(f"{ATTENTION}.k_proj", "bias")),
-        "a norm's weight that is computed": Situation(after=computed(SECOND_NORM, "weight")),
-        "another weight": Situation(after=on(f"{MLP}.up_proj", lambda m: setattr(
-            m.weight, "data", torch.full_like(m.weight, 0.125)))),
-        "strided weights": Situation(family="Qwen3", after=strided),
-        "strided weights, Qwen2": Situation(family="Qwen2", after=strided),
-        "a layer that turns nothing": Situation(
-            family="SmolLM3", after=on(ATTENTION, has("use_rope", 0))),
-        "GELU by another formula": Situation(
-            before=put(ACTIVATION, lambda _: nn.GELU()),
-            use=in_turn(learned, on(ACTIVATION, has("approximate", "tanh")), learned)),
-        "a hook that came and went": Situation(use=in_turn(learned, hooked_once, learned)),
-        "functional_call and single gradients": Situation(use=given_weights),
-        "a hook of every module": Situation(use=seen_by_a_hook),
-        "an optimizer that steps in backward": Situation(use=stepped_in_backward),
-        "an optimizer made before": Situation(
-            before=optimizes_already, use=lambda model: stepped(model, optimizer=model.optimizer)),
-        "a replica": Situation(use=as_a_replica),
-        "a hooked replica": Situation(after=hook(QUERY, "register_forward_hook"),
-                                      use=as_a_replica),
-        "a graph that is kept": Situation(use=twice),
-        "patched in inference mode": Situation(patched=torch.inference_mode()(
-            lambda library, model: library.apply_to(model))),
+PLAIN |= either({
+    **{f"{word} frozen": freezing(word) for word in FROZEN},
+    **{f"{register} of {path.rpartition('.')[2]}": hook(path, register)
+       for path in HOOKED for register in REGISTERS},
+    "some frozen": freezing("0.mlp.gate_proj", "0.mlp.up_proj", "0.self_attn.q_proj",
+                            "1.self_attn.k_proj"),
+    "a weight's hook": on_weights(lambda w: w.register_hook(lambda g: 0 * g)),
+    "a hook after accumulation": on_weights(lambda w: w.register_post_accumulate_grad_hook(
+        lambda p: setattr(p, "grad", 3 * p.grad))),
+})  # fmt: skip
+for path in (QUERY, GATE, "lm_head", OUT):
+    name = path.rpartition(".")[2]
+    PLAIN |= {
+        f"{name} weight_norm, later": Situation(after=on(path, WEIGHT_NORM)),
+        f"{name} pruned, later": Situation(
+            after=on(path, partial(prune.l1_unstructured, name="weight", amount=0.5))),
+        # It iterates whenever it computes the weight.
+        f"{name} spectral_norm, later": Situation(after=on(path, SPECTRAL_NORM)),
+        f"{name} spectral_norm before, then removed": Situation(
+            before=on(path, SPECTRAL_NORM), use=in_turn(usual, on(path, STORED), usual)),
     }  # fmt: skip
+PLAIN |= {
+    "weight_norm put on and taken off": Situation(
+        after=all_of(on(GATE, WEIGHT_NORM), on(GATE, STORED))),
+    "weight_norm, in two calls": Situation(
+        before=all_of(*(on(path, WEIGHT_NORM) for path in (QUERY, GATE, "lm_head"))),
+        patched=in_two_calls("attention", "mlp", "loss")),
+    "projections first and the rest later": Single(patched=in_two_calls(*SWITCHES[:5])),
+    "a bias that is computed": Situation(
+        family="Qwen2", after=computed(f"{ATTENTION}.k_proj", "bias")),
+    "a norm's weight that is computed": Situation(after=computed(SECOND_NORM, "weight")),
+    "another weight": Situation(after=on(f"{MLP}.up_proj", lambda m: setattr(
+        m.weight, "data", torch.full_like(m.weight, 0.125)))),
+    "strided weights": Situation(family="Qwen3", after=strided),
+    "strided weights, Qwen2": Situation(family="Qwen2", after=strided),
+    "a layer that turns nothing": Situation(
+        family="SmolLM3", after=on(ATTENTION, has("use_rope", 0))),
+    "GELU by another formula": Situation(
+        before=put(ACTIVATION, lambda _: nn.GELU()),
+        use=in_turn(learned, on(ACTIVATION, has("approximate", "tanh")), learned)),
+    "a hook that came and went": Situation(use=in_turn(learned, hooked_once, learned)),
+    "a hook of every module": Situation(use=seen_by_a_hook),
+    "an optimizer that steps in backward": Situation(use=stepped_in_backward),
+    "a replica": Situation(use=lambda m: learned(m, replica_of(m))),
+    "a hooked replica": Situation(after=hook(QUERY, "register_forward_hook"),
+                                  use=lambda m: learned(m, replica_of(m))),
+    "a graph that is kept": Situation(use=twice),
+    "patched in inference mode": Situation(patched=torch.inference_mode()(
+        lambda library, model: library.apply_to(model))),
+}  # fmt: skip
 
 
-FROZEN = (
-    "q_proj", "o_proj", "input_layernorm", "gate_proj", "mlp", "norm", "embed", "proj", "layers",
-)  # fmt: skip
-
-
+# Ways to call a model.
 def at(labels: Tensor) -> Tensor:
     """The position of each token."""
     return torch.arange(labels.shape[1], device=labels.device).expand(labels.shape)
@@ -977,90 +822,70 @@ ASKED: dict[str, Named] = {
                         "labels": lambda t: t.where(at(t) > 4, -100)},
     "padded behind": {"attention_mask": lambda t: (at(t) < 29).long()},
     "a mask of ones": {"attention_mask": torch.ones_like},
-    "packed": {"position_ids": lambda t: at(t) % 17},
+    "packed": {"position_ids": lambda t: at(t) % 17, "use_cache": False},
     "the last logits": {"labels": lambda t: t[:, -2:], "logits_to_keep": 2},
     "embeddings": {"input_ids": None, "inputs_embeds": lambda t: torch.sin(
         at(t)[..., None] + torch.arange(64, device=t.device).double())},
     "asks for logits": {"skip_logits": False},
     "a cache": {"use_cache": True},
 }  # fmt: skip
+PLAIN |= {
+    **{name: Situation(use=learning(**asked)) for name, asked in ASKED.items()},
+    **{f"{name}, Mistral": of_family("Mistral", "float64", use=learning(**ASKED[name]))
+       for name in ("padded in front", "packed", "a tuple")},
+    **{f"captured, {name}": Situation(use=learning(**ASKED[name]), around=captured)
+       for name in ("padded in front", "packed", "embeddings", "a cache")},
+    **{f"captured, {name}": of_family(name, around=captured)
+       for name in (*NAMES, "Ministral", "Ernie4_5", "Gemma2")},
+    **{f"captured, {name}, window {window}": of_family(name, around=captured, config={
+        "sliding_window": window, "use_sliding_window": True})
+       for name in ("Phi3", "SmolLM3") for window in (TOKENS - 1, TOKENS)},
+    "captured, with a mask of others": of_family("Phi3", around=partial(
+        captured, partial(transformers_has, f"{OF_PHI3}create_causal_mask", lambda old: near))),
+    "captured, with a mask by a hook": of_family("Phi3", around=captured, after=masked_by_a_hook),
+    "captured, not causal": of_family(
+        "Ernie4_5", before=lambda m: setattr(m.config, "is_causal", False), around=captured),
+    "compiled, with a window": of_family(
+        "Phi3", config={"sliding_window": TOKENS - 1} | ONE_LAYER,
+        use=partial(compiled, use=evaluated)),
+    "compiled, hooked": Single(
+        config=ONE_LAYER, after=hook(GATE, "register_forward_hook"), use=compiled),
+    **{f"generates, {name}": of_family(name, "float64", use=in_turn(generated, followed))
+       for name in (*NAMES, "Gemma2", "SmolLM3")},
+    "a static cache": Situation(use=partial(generated, cache_implementation="static")),
+    "continuous batching": Situation(use=continuously),
+    **{f"the balance of experts, {asks}": of_family(
+        "Mixtral", config={"router_aux_loss_coef": 0.5}, use=in_turn(*(
+            learning(output_router_logits=asks, num_items_in_batch=40, return_dict=as_dict)
+            for as_dict in (True, False)))) for asks in (True, False)},
+    "on meta": Single(use=lambda model: {"loss": loss_of(model.to("meta"))}),
+    "traced": Single(use=traced),
+    "each row's gradients": Single(use=each_alone),
+    "hidden states and attentions": Situation(use=in_turn(recorded, usual)),
+    "train after eval": Situation(use=in_turn(evaluated, learned, evaluated, learned)),
+    "gradient checkpointing": Situation(use=checkpointed),
+    "gradient checkpointing, reentrant": Situation(use=partial(checkpointed, reentrant=True)),
+}  # fmt: skip
 
+# Copied, saved, loaded.
+PLAIN |= {
+    **{f"{way}{words}": Situation(after=all_of(change, alone(copied)))
+       for way, copied in (("deepcopy", copy.deepcopy), ("from a file", from_file))
+       for words, change in (("", stays), (", layers compiled", compiles_layers))},
+    **{f"pickled by protocol {n}": Situation(
+        after=alone(lambda model, n=n: pickle.loads(pickle.dumps(model, n))))
+       for n in (2, pickle.HIGHEST_PROTOCOL)},
+    **{f"saved, {name}{', tied' * tied}": Situation(
+        family=name, config={"tie_word_embeddings": tied}, use=saved)
+       for name in ("Llama", "Qwen2") for tied in (False, True)},
+    "deepcopy of a derived class": Situation(after=all_of(own_class, alone(copy.deepcopy))),
+    "a parametrization, copied": Situation(before=on(GATE, SPECTRAL_NORM), after=copy.deepcopy),
+    "assigned on meta": Single(
+        before=lambda m: m.to("meta"), use=lambda m: m.load_state_dict(
+            make().half().state_dict(), assign=True) and dict(m.state_dict())),
+}  # fmt: skip
 
-def calls() -> Situations:
-    """Ways to call a model."""
-    table = {name: Situation(use=learning(**asked)) for name, asked in ASKED.items()}
-    for name in ("padded in front", "packed", "a tuple"):
-        table[f"{name}, Mistral"] = of_family("Mistral", "float64", use=learning(**ASKED[name]))
-    for reader in READERS:
-        for asks, words in ((False, "without"), (True, "with")):
-            needs = "accelerate" if "accelerate" in reader else "transformers"
-            table[f"{reader}, {words} logits"] = Single(use=read(reader, asks), needs=needs)
-    for asks in (True, False):
-        table[f"the balance of experts, {asks}"] = of_family(
-            "Mixtral", config={"router_aux_loss_coef": 0.5},
-            use=partial(of_experts, output_router_logits=asks, num_items_in_batch=40),
-        )  # fmt: skip
-    for name in (*NAMES, "Gemma2", "SmolLM3"):
-        table[f"generates, {name}"] = of_family(name, "float64", use=generated)
-    for name in ("Ministral", "Ernie4_5"):
-        table[f"compiled, {name}"] = of_family(name, use=compiled)
-    for name, window in itertools.product(("Phi3", "SmolLM3"), (TOKENS - 1, TOKENS)):
-        settings = {"sliding_window": window}
-        settings |= {"use_sliding_window": True} if name == "SmolLM3" else {}
-        table[f"compiled, {name}, window {window}"] = of_family(name, config=settings, use=compiled)
-    own_mask = partial(transformers_has, "models.phi3.modeling_phi3:create_causal_mask",
-                       lambda old: lambda *given, **named: near(TOKENS))  # fmt: skip
-    return table | {
-        "compiled, with a mask of others": of_family("Phi3", around=own_mask, use=compiled),
-        "compiled, with a mask by a hook": of_family("Phi3", after=masked_by_a_hook, use=compiled),
-        "compiled, hooked": of_family(
-            "Llama", after=hook(GATE, "register_forward_hook"), use=compiled),
-        "compiled, not causal": of_family(
-            "Ernie4_5", before=lambda m: setattr(m.config, "is_causal", False), use=compiled),
-        "hidden states and attentions": Situation(
-            config={"attn_implementation": "eager"}, use=recorded),
-        "a tuple of experts": of_family("Mixtral", use=learning(return_dict=False)),
-        "train after eval": Situation(use=in_turn(evaluated, learned, evaluated, learned)),
-        "a static cache": Situation(use=partial(generated, cache_implementation="static")),
-        "continuous batching": Situation(use=continuously),
-        "gradient checkpointing": Situation(after=checkpoints(False)),
-        "gradient checkpointing, reentrant": Situation(after=checkpoints(True)),
-    }  # fmt: skip
-
-
-def on_the_meta_device() -> nn.Module:
-    with torch.device("meta"):
-        return make()
-
-
-def derived(model: nn.Module) -> None:
-    model.__class__ = type("Derived", (type(model),), {"__module__": __name__})
-
-
-def copies() -> Situations:
-    """Copied, saved, loaded."""
-    ways: dict[str, Change] = {"deepcopy": copy.deepcopy, "from a file": from_file}
-    protocols = range(2, pickle.HIGHEST_PROTOCOL + 1)
-    changes = {"": stays, ", layers compiled": compiles(False), ", compiled": compiles(True)}
-    return {
-        f"{way}{words}": Situation(after=all_of(change, alone(copied)))
-        for way, copied in ways.items() for words, change in changes.items()
-    } | {
-        f"pickled by protocol {n}": Situation(
-            after=alone(lambda model, n=n: pickle.loads(pickle.dumps(model, n))))
-        for n in protocols
-    } | {
-        f"saved, {name}{', tied' * tied}": Situation(
-            family=name, config={"tie_word_embeddings": tied}, use=saved)
-        for name in ("Llama", "Qwen2") for tied in (False, True)
-    } | {
-        "deepcopy of a derived class": Situation(after=all_of(derived, alone(copy.deepcopy))),
-        "a parametrization, copied": Situation(
-            before=on(GATE, SHAPED["spectral_norm"]), after=copy.deepcopy),
-        "assigned on meta": Single(made=on_the_meta_device, use=assigned),
-    }  # fmt: skip
-
-
+# PEFT, and transformers' Trainer.
 LORA: dict[str, Named] = {
     "modules_to_save": {"target_modules": ["q_proj"], "modules_to_save": ["k_proj"]},
     "bias=all": {"target_modules": ["q_proj"], "bias": "all"},
@@ -1068,84 +893,55 @@ LORA: dict[str, Named] = {
     "target_parameters": {"target_parameters": ["mlp.gate_proj.weight"]},
     "several": {"target_modules": ["q_proj", "v_proj", "up_proj", "lm_head"]},
 }
-ADALORA = {
-    "target_modules": ["q_proj", "gate_proj"], "init_r": 4, "target_r": 2, "total_step": 6,
-    "tinit": 1, "tfinal": 1, "deltaT": 1, "task_type": "CAUSAL_LM",
+several, adapts = adapted(**LORA["several"]), partial(Situation, needs="peft")
+trains = partial(Single, needs="accelerate", tolerance=1e-3)
+PLAIN |= {
+    **{f"LoRA {name}": adapts(family="Qwen2" if "bias" in name else "Llama",
+                              after=adapted(**each), use=stepped, tolerance=1e-4)
+       for name, each in LORA.items()},
+    "LoRA, merged": adapts(after=several, use=merged),
+    "LoRA, merged, biased": adapts(family="Qwen2", after=several, use=merged),
+    "LoRA before": adapts(
+        before=adapted(target_modules=["q_proj"]), use=in_turn(usual, merged),
+        patched=lambda library, model: library.apply_to(model.base_model.model),
+        left={"attention": "q_proj is a peft"}),
+    "IA3, merged": adapts(use=merged, after=adapted(
+        "IA3", target_modules=["k_proj", "up_proj"], feedforward_modules=["up_proj"])),
+    "CPT": adapts(use=learning(skip_logits=False), after=adapted(
+        "CPT", cpt_token_ids=[1, 2, 3], cpt_mask=[1] * 3, cpt_tokens_type_mask=[1, 2, 4],
+        task_type="CAUSAL_LM")),
+    "AdaLoRA": adapts(use=allocated, tolerance=1e-3, after=adapted(
+        "AdaLora", target_modules=["q_proj", "gate_proj"], init_r=4, target_r=2, total_step=6,
+        tinit=1, tfinal=1, deltaT=1, task_type="CAUSAL_LM")),
+    "Trainer, accumulating and checkpointing": trains(use=trained(
+        gradient_accumulation_steps=2, gradient_checkpointing=True)),
+    "Trainer, label smoothing": trains(use=trained(label_smoothing_factor=0.1)),
+    "Trainer, bf16": trains(use=trained(bf16=True, optim="sgd", learning_rate=0.1),
+                            tolerance=0.05),
 }  # fmt: skip
-CPT = {
-    "cpt_token_ids": [1, 2, 3], "cpt_mask": [1] * 3, "cpt_tokens_type_mask": [1, 2, 4],
-    "task_type": "CAUSAL_LM",
+
+# Against float64, by the project's one rule; on a GPU in kernels.
+truth = partial(Situation, by_truth=True, use=learned)
+TRUTHS = {
+    **{f"{name}{words}, {dtype}": truth(
+        family=name, dtype=dtype, config=config,
+        left={} if dtype == "float32" else {"linear": dtype})
+       for words, config in (("", {}), (", heads of 20", {"head_dim": 20})) for name in NAMES
+       for dtype in ("float32", "float16", "bfloat16")},
+    **{f"{name}, bfloat16": of_family(
+        name, "bfloat16", config={"hidden_size": 128}, by_truth=True, use=learned)
+       for name in ("Phi3", "Olmo2", "Olmo3", "SmolLM3", "Granite", "Gemma", "Gemma2")},
+    **{f"{name}, autocast": truth(family=name, dtype="float32", use=under_autocast)
+       for name in ("Llama", "Qwen3")},
+    "Llama, compiled": truth(dtype="float32", config=ONE_LAYER,
+                             use=partial(compiled, backend="aot_eager")),
 }  # fmt: skip
-IA3 = {"target_modules": ["k_proj", "up_proj"], "feedforward_modules": ["up_proj"]}
 
-
-def adapters_and_trainers() -> Situations:
-    """PEFT, and transformers' Trainer."""
-    peft = partial(Situation, needs="peft")
-    adalora, several = adapted("AdaLora", **ADALORA), adapted(**LORA["several"])
-    table = {
-        f"LoRA {name}, {family}": peft(
-            family=family, after=adapted(**each), use=stepped, tolerance=1e-4)
-        for name, each in LORA.items() for family in ("Llama", "Qwen2")
-    } | {
-        "LoRA, merged": peft(after=several, use=merged),
-        "LoRA, merged, biased": peft(family="Qwen2", after=several, use=merged),
-        "LoRA before": peft(
-            before=adapted(target_modules=["q_proj"]), use=in_turn(usual, merged),
-            patched=lambda library, model: library.apply_to(model.base_model.model),
-            left={"attention": "q_proj is a peft"}),
-        "IA3, merged": peft(after=adapted("IA3", **IA3), use=merged),
-        "CPT": peft(after=adapted("CPT", **CPT), use=learning(skip_logits=False)),
-        "AdaLoRA": peft(after=adalora, use=allocated, tolerance=1e-3),
-        "AdaLoRA by the Trainer": peft(after=adalora, use=trained(True), tolerance=1e-3),
-    }  # fmt: skip
-    ways: dict[str, Named] = {
-        "Trainer": {},
-        "Trainer, label smoothing": {"label_smoothing_factor": 0.1},
-        "Trainer, accumulating": {"gradient_accumulation_steps": 2},
-        "Trainer, checkpointing": {"gradient_checkpointing": True},
-        "Trainer, bf16": {"bf16": True, "optim": "sgd", "learning_rate": 0.1},
-    }
-    return table | {
-        name: Single(use=trained(**way), needs="accelerate",
-                     tolerance=0.05 if "bf16" in name else 1e-3) for name, way in ways.items()
-    }  # fmt: skip
-
-
-def plain_only() -> Situations:
-    """What is done and computed beside the kernels, on a CPU."""
-    table: Situations = {}
-    for part in (families, of_others, of_weights_and_hooks, calls, copies, adapters_and_trainers):
-        more = part()
-        assert not table.keys() & more.keys()
-        table |= more
-    return table
-
-
-def truths() -> Situations:
-    """Against float64, by the project's one rule; on a GPU in kernels."""
-    truth = partial(Situation, by_truth=True, use=learned)
-    table = {
-        f"{name}, {dtype}": truth(family=name, dtype=dtype,
-                                  left={} if dtype == "float32" else {"linear": dtype})
-        for name in NAMES for dtype in ("float32", "float16", "bfloat16")
-    } | {
-        f"{name}, heads of 20, {dtype}": truth(family=name, dtype=dtype, config={"head_dim": 20})
-        for name in NAMES for dtype in ("float32", "float16", "bfloat16")
-    } | {
-        f"{name}, bfloat16": of_family(name, "bfloat16", config={"hidden_size": 128},
-                                       by_truth=True, use=learned)
-        for name in ("Phi3", "Olmo2", "Olmo3", "SmolLM3", "Granite", "Gemma", "Gemma2")
-    }  # fmt: skip
-    for name in ("Llama", "Qwen3"):
-        table[f"{name}, autocast"] = truth(family=name, dtype="float32", use=under_autocast)
-    table["Llama, compiled"] = truth(
-        dtype="float32", use=partial(compiled, backend="aot_eager"))  # fmt: skip
-    return table
-
-
+# Layers in half precision, which are computed as a whole where their modules are plain: in Triton's
+# interpreter and on a GPU. All but the loss, as torch's products of bf16 with an odd number of
+# columns read one more on the CPU.
 UNEVEN = "Qwen3, heads that no block divides"
-OF_A_LAYER: dict[str, Named] = {
+SIZES: dict[str, Named] = {
     "Llama": {},
     "Mistral": {"family": "Mistral", "config": WINDOW},
     "Qwen2, q, k and v with biases": {"family": "Qwen2"},
@@ -1166,111 +962,43 @@ OF_A_LAYER: dict[str, Named] = {
 # What is done to models in float64 and may also be done to layers that are computed as a whole.
 DONE_TO_LAYERS = (
     *(f"{word} frozen, later" for word in FROZEN),
-    *(f"{n}_proj in a Sequential, later" for n in ("q", "up")), "v_proj of a class, later",
-    "q_proj a function, later", "own forward of q_proj, later", "own forward of mlp, later",
-    "own forward of input_layernorm, later", "derived class of input_layernorm, later",
-    "derived class of post_attention_layernorm, later", "derived class of mlp, later",
-    "derived class of o_proj, later", "another activation, later",
+    *(f"v_proj {way}, later" for way in ("in a Sequential", "a function", "odd")),
+    *(f"own forward of {name}, later" for name in ("q_proj", "mlp", "input_layernorm")),
+    *(f"derived class of {name}, later" for name in (
+        "input_layernorm", "post_attention_layernorm", "mlp", "o_proj", "q_proj")),
+    "down_proj in a Sequential, later", "another activation, later",
     "an activation that is a function, later", "GELU by another formula",
     "q_proj weight_norm, later", "a bias that is computed", "a norm's weight that is computed",
     "another weight", "strided weights", "strided weights, Qwen2", "a layer that turns nothing",
     "a hook that came and went", "a replica", "deepcopy", "a graph that is kept",
     "gradient checkpointing", "gradient checkpointing, reentrant", "padded in front",
-    "train after eval", "LoRA several, Llama",
+    "train after eval", "LoRA several",
 )  # fmt: skip
 
 
-def in_kernels(others: Situations) -> Situations:
-    """Layers in half precision, which are computed as a whole where their modules are plain: in
-    Triton's interpreter and on a GPU. All but the loss, as torch's products of bf16 with an odd
-    number of columns read one more on the CPU.
-    """
-
-    def half(situation: Situation, **more: Any) -> Situation:
-        small = {"intermediate_size": 48, "num_hidden_layers": 1}
-        dtype = "float16" if situation.dtype == "float16" else "bfloat16"
-        whole = {"dtype": dtype, "switches": {"loss": False}, "config": small | situation.config}
-        return replace(situation, **whole | more)
-
-    table = {name: half(Situation(**more), by_truth=True, use=learned)
-             for name, more in OF_A_LAYER.items()}  # fmt: skip
-    for name in DONE_TO_LAYERS:
-        after, use = others[name].after, others[name].use
-        table[name] = half(others[name], after=all_of(has_been_called, after), tolerance=None,
-                           use=learned if use in (usual, stepped) else use)  # fmt: skip
-    for path in (SECOND_NORM, f"{LAYER}.input_layernorm", MLP, ACTIVATION,
-                 *(f"{ATTENTION}.{n}_proj" for n in "qkvo"),
-                 *(f"{MLP}.{n}_proj" for n in ("gate", "up", "down"))):  # fmt: skip
-        name = f"register_forward_hook of {path.rpartition('.')[2]}"
-        table[name] = half(Situation(after=hook(path, "register_forward_hook"), use=learned))
-    return table | {
-        "a cache": half(Situation(use=followed)),
-        "autocast": half(Situation(use=under_autocast), dtype="float32", tolerance=0.05),
-    }
+def half(situation: Situation, **more: Any) -> Situation:
+    small = {"intermediate_size": 48} | ONE_LAYER
+    dtype = "float16" if situation.dtype == "float16" else "bfloat16"
+    whole = {"dtype": dtype, "switches": {"loss": False}, "config": small | situation.config}
+    return replace(situation, **whole | more)
 
 
-# --- faults --------------------------------------------------------------------------------------
-
-# Where a fault stands in `fusedlib`, what is right there, and the situation that must notice.
-FAULTS = {
-    "another eps": ("patch/modules.py", "getattr(self, self._eps)", "1e-2", "Llama"),
-    "no biases": ("patch/modules.py", "biases = [child.bias for child in children]",
-                  "biases = [None for child in children]", "Qwen2"),
-    "no norms of heads": (
-        "patch/modules.py", "q, k = self.q_norm(q), self.k_norm(k)\n        turn",
-        "pass\n        turn", "Qwen3"),
-    "another scaling": ("patch/modules.py", "scaling=self.scaling", "scaling=1.0", "Llama"),
-    "k and v exchanged": ("patch/modules.py", "return projections(x, weights, biases",
-                          "return projections(x, [weights[i] for i in (0, 2, 1)], biases", "Llama"),
-    "a cache that is not read": (
-        "patch/modules.py", "k, v = update(past_key_values, k, v, self.layer_idx, kwargs)",
-        "update(past_key_values, k, v, self.layer_idx, kwargs)", "generates, Llama"),
-    "labels that are not shifted": (
-        "patch/modules.py", "pad(labels, (0, 1), value=ignore_index)[..., 1:]", "labels", "Llama"),
-    "items that are not counted": ("patch/modules.py", "return loss / num_items_in_batch",
-                                   "return loss", "num_items_in_batch"),
-    "an own loss ignored": ("patch/modules.py", "and self.loss_function is own_loss", "",
-                            "an own loss, later"),
-    "no logits in evaluation": (
-        "patch/modules.py",
-        "fuses = self.training and as_dict if skip_logits is None else skip_logits",
-        "fuses = True", "Llama"),
-    "a hook of an activation ignored": (
-        "patch/modules.py", " or has_hooks(module, BRING_TO_READERS)", "",
-        "register_forward_hook of act_fn, later"),
-    "a window a token too long": (
-        "patch/modules.py", "tokens <= window", "tokens - 1 <= window",
-        "compiled, Phi3, window 32"),
-    "biases of an MLP ignored": (
-        "patch/families.py", "any(getattr(mlp, p).bias is not None for p in projections)", "False",
-        "biases of an MLP"),
-    "functions of others ignored": (
-        "patch/families.py", "not code.co_filename.startswith(roots)", "False",
-        "another ForCausalLMLoss"),
-    "half precision called split": (
-        "patch/apply.py", "None if dtype == torch.float32 else", "None if True else",
-        "Llama, bfloat16"),
-    "a gradient overwritten": ("ops/qkv/function.py", "d_rows.addmm_(dy, weight)",
-                               "torch.mm(dy, weight)", "q_proj frozen, later"),
-    "a hook of a projection ignored": (
-        "ops/fused_class.py", 'child.__dict__ or has_hooks(child, BRING_TO_READERS)',
-        "child.__dict__", "register_forward_hook of gate_proj, later"),
-    "classes pickled by name": (
-        "ops/fused_class.py", "(_fused_class, cls.__bases__) if fused else cls.__qualname__",
-        "cls.__qualname__", "pickled by protocol 2"),
-    "a residual not added": ("patch/layers.py", "norm(x, residual)", "norm(x, 0 * residual)",
-                             "Llama"),
+IN_KERNELS = {
+    **{name: half(truth(**{"dtype": "bfloat16"} | more)) for name, more in SIZES.items()},
+    **{name: half(PLAIN[name], after=all_of(has_been_called, PLAIN[name].after), tolerance=None,
+                  use=learned if PLAIN[name].use in (usual, stepped) else PLAIN[name].use)
+       for name in DONE_TO_LAYERS},
+    **{f"hook of {path}": half(Situation(after=hook(path, "register_forward_hook"), use=learned))
+       for path in (SECOND_NORM, FIRST_NORM, MLP, ACTIVATION, DOWN, GATE, f"{MLP}.up_proj",
+                    *(f"{ATTENTION}.{n}_proj" for n in "qkvo"))},
+    "a cache": half(Situation(use=followed)),
+    "autocast": half(Situation(use=under_autocast), dtype="float32", tolerance=0.05),
 }  # fmt: skip
 # In the kernels of the rotation with the norms of q and k in the same launch.
-FAULTS_OF_NORMED_HEADS = {
-    "mean of squares over half a head": ("(0.5 / HALF) + eps", "(1.0 / HALF) + eps"),
-    "weight left out": ("a *= scale * w_a", "a *= scale + 0 * w_a"),
-    "weight left out of d_q and d_k": ("back_a *= w_a", "back_a *= 1.0"),
-    "mean term left out of d_q and d_k": ("back_b - b * mean", "back_b"),
-    "first rows alone in d_weight": ("total_a += back_a * a", "total_a = back_a * a"),
-    "k's d_weight where q's is": ("own + 2 * HALF, eps", "own, eps"),
-    "k's weight for q": ("sin, q_weight, own", "sin, k_weight, own"),
-    "last head left out": ("(i < rows)", "(i < rows - 1)"),
-    "backward turns on": ("up_a * c + up_b * f, up_b * d - up_a * e",
-                          "up_a * c - up_b * f, up_b * d + up_a * e"),
-}  # fmt: skip
+FAULTS_OF_NORMED_HEADS = [
+    ("(0.5 / HALF) + eps", "(1.0 / HALF) + eps"), ("a *= scale * w_a", "a *= scale + 0 * w_a"),
+    ("back_a *= w_a", "back_a *= 1.0"), ("back_b - b * mean", "back_b"),
+    ("total_a += back_a * a", "total_a = back_a * a"), ("own + 2 * HALF, eps", "own, eps"),
+    ("sin, q_weight, own", "sin, k_weight, own"), ("(i < rows)", "(i < rows - 1)"),
+    ("up_a * c + up_b * f, up_b * d - up_a * e", "up_a * c - up_b * f, up_b * d + up_a * e"),
+]  # fmt: skip

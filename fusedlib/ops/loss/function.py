@@ -257,14 +257,18 @@ def _prepare(
 ) -> Callable[..., Any]:  # fmt: skip
     """Check a call, whose labels are called so, and what `checked_settings` takes of it."""
     _check(of_labels, hidden, weight, labels, bias, token_weights, class_weights)
-    return partial(_loss, checked_settings(*numbers), numbers[4])
+    runs = has_kernels(hidden.device) and not is_transformed()
+    runs = runs and not is_distributed(hidden, weight, bias)
+    return partial(_loss, checked_settings(*numbers), numbers[4], runs)
 
 
 def _loss(
-    settings: Settings, reduction: str, hidden: Tensor, weight: Tensor, target: Tensor,
+    settings: Settings, reduction: str, runs: bool, hidden: Tensor, weight: Tensor, target: Tensor,
     bias: Tensor | None, token_weights: Tensor | None, class_weights: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """The loss and, if they are wanted, the accuracy and the tokens' entropies."""
+    """The loss and, if they are wanted, the accuracy and the tokens' entropies, by the kernels if
+    they run.
+    """
     hidden, weight, bias = cast_for_autocast(hidden, weight, bias)
     hidden, labels = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1).contiguous()
     accurate = torch.float64 if hidden.dtype == torch.float64 else torch.float32
@@ -285,8 +289,7 @@ def _loss(
         total = each.sum()
     has_graph = torch.is_grad_enabled()
     by_token = reduction == "none" or (has_graph and weights is not None and weights.requires_grad)
-    supported = hidden.dtype in KERNEL_DTYPES and has_kernels(hidden.device)
-    runs = supported and not is_transformed() and not is_distributed(hidden, weight, bias)
+    runs = runs and hidden.dtype in KERNEL_DTYPES
     if runs and not by_token:
         wants = [has_graph and t is not None and t.requires_grad for t in (hidden, weight, bias)]
         if settings.memory > 0:  # too little is an error of the call; else nobody asks how many

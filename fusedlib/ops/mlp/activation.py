@@ -1,6 +1,6 @@
 """The activations of a gated MLP: names, plain PyTorch, and the modules that compute them.
 
-Their formulas for kernels are in `fusedlib.ops.mlp.activation_kernels`. This imports no Triton.
+Their formulas for kernels are in `fusedlib.ops.mlp.kernels`. This imports no Triton.
 """
 
 from __future__ import annotations

@@ -1,14 +1,7 @@
 """Which code runs a call of the MLP: its routes.
 
-This module decides, from dtypes, devices and sizes alone; all others ask it. A call goes through
-these files, in this order:
-
-    function        checks the operands, asks for a plan, and calls what it is given
-    plan_cache      keeps a plan for each class of calls that take one route
-    route           decides the route
-    autograd        saves tensors for backward, and runs the one backward pass
-    plan            starts the kernels of both passes
-    products        the plain matrix products; `few_tokens` and `split_products` have their own
+This module decides, from dtypes, devices and sizes alone, which kernels run and how they are cut;
+`plan` starts them.
 
 | `path`         | calls                           | gate, up, h    | d(gate|up), h | products     |
 |----------------|---------------------------------|----------------|---------------|--------------|
@@ -24,7 +17,7 @@ these files, in this order:
 
 *Half* is bf16 and fp16; *even* sizes, hidden and inner, are multiples of 16. *Few tokens* have a
 down projection; without one they go by tiles. *One wave* is up to `max_one_wave_tokens`, *few*
-tiles up to `max_unfused_tokens`. *Tiles* are the kernels of `tiles`, *roles* those of `hopper`
+tiles up to `max_unfused_tokens`. *Tiles* are the kernels of `kernels`, *roles* those of `hopper`
 with a role for each warp; *apart* is a plain product and a pointwise kernel. fp32 takes
 the kernels from MIN_SPLIT_WORK multiplications a weight on. Operands that are not contiguous, or do
 not begin at 16 bytes, are copied for the call.
@@ -36,20 +29,85 @@ Triton.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fusedlib.compat import is_transformed
-from fusedlib.launch import INTERPRETED, architecture, has_kernels
+from fusedlib.launch import INTERPRETED, Config, architecture, has_kernels
 from fusedlib.ops.arguments import FEW_TOKENS, HALF_DTYPES, KERNEL_DTYPES
 from fusedlib.ops.linear import route as linear_route
 from fusedlib.ops.linear.route import fp32_precision
-from fusedlib.ops.mlp.configs import ALIGNMENT, one_wave_lengths
-from fusedlib.ops.mlp.problem import TILED, UNFUSED, WARP_SPECIALIZED, MLPProblem, Route
+
+UNFUSED, TILED, WARP_SPECIALIZED = "apart", "tiles", "roles"
+
+
+class MLPProblem(NamedTuple):
+    """An MLP on operands of certain sizes and dtype: all that a plan depends on.
+
+    Attributes:
+        device: where all operands lie.
+        dtype: of all operands.
+        precision: how torch multiplies fp32, "ieee" or "tf32".
+        tokens: rows of x; the plan serves their whole class of lengths.
+        hidden: columns of x.
+        inner: columns of h, the intermediate size.
+        down: there is a down projection.
+        pair: gate and up have a weight each, none packed.
+        activation: of gate, one of ACTIVATIONS.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    precision: str
+    tokens: int
+    hidden: int
+    inner: int
+    down: bool = True
+    pair: bool = False
+    activation: str = "silu"
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Tokens, hidden and inner."""
+        return self.tokens, self.hidden, self.inner
+
+
+class Route(NamedTuple):
+    """A row of the table in `route`.
+
+    Attributes:
+        path: its name.
+        forward: how gate, up and h are computed: UNFUSED, TILED or WARP_SPECIALIZED.
+        backward: how d(gate|up) is computed, likewise.
+        few: the plain matrix products are those of `few_tokens`.
+        split: they are those of `split`; otherwise torch's.
+    """
+
+    path: str
+    forward: str
+    backward: str
+    few: bool = False
+    split: bool = False
+
+
+def problem_of(
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, down: bool = True, activation: str = "silu",
+    dtype: torch.dtype | None = None,
+) -> MLPProblem:  # fmt: skip
+    """The problem that these operands pose, cast to a dtype if it is given."""
+    wide, hidden = weight_sizes(w_gate, w_up)
+    sizes = count_tokens(x, hidden), hidden, wide // 2
+    pair, precision = w_up is not None, fp32_precision(x)
+    if dtype not in (None, x.dtype):
+        precision = "ieee"  # of other dtypes
+    return MLPProblem(x.device, dtype or x.dtype, precision, *sizes, down, pair, activation)
+
+
+# --- which route ---------------------------------------------------------------------------------
 
 PLAIN_PYTORCH = "plain PyTorch"
 # Tiles of the fused kernels on Hopper.
@@ -59,16 +117,6 @@ FUSED_KERNEL_DTYPES = KERNEL_DTYPES if INTERPRETED else HALF_DTYPES
 FUSES_FP32 = True  # where the fused kernels take fp32, in the interpreter; False as on a GPU
 WARP_SPECIALIZED_KERNELS = True  # False: Hopper goes by tiles, as other cards do
 MAX_UNFUSED_TOKENS: int | None = None  # a number for every card, in place of a count of tiles
-
-
-def problem_of(
-    x: Tensor, w_gate: Tensor, w_up: Tensor | None, down: bool = True, activation: str = "silu"
-) -> MLPProblem:
-    """The problem that these operands pose."""
-    wide, hidden = weight_sizes(w_gate, w_up)
-    sizes = count_tokens(x, hidden), hidden, wide // 2
-    pair = w_up is not None
-    return MLPProblem(x.device, x.dtype, fp32_precision(x), *sizes, down, pair, activation)
 
 
 def weight_sizes(w_gate: Tensor, w_up: Tensor | None) -> tuple[int, int]:
@@ -145,10 +193,10 @@ def max_unfused_tokens(device: torch.device, inner: int, block_n: int) -> int:
 
 def _runs_warp_specialized(device: torch.device) -> bool:
     """True if the warp-specialized kernels run there; Gluon, their language, is experimental."""
-    from fusedlib.ops.mlp import tiles
+    from fusedlib.ops.mlp import plan
 
     is_hopper = device.type == "cuda" and architecture(device) == 90
-    return WARP_SPECIALIZED_KERNELS and is_hopper and tiles.hopper is not None
+    return WARP_SPECIALIZED_KERNELS and is_hopper and plan.hopper is not None
 
 
 # --- classes of lengths --------------------------------------------------------------------------
@@ -157,16 +205,6 @@ def _runs_warp_specialized(device: torch.device) -> bool:
 def count_tokens(x: Tensor, hidden: int) -> int:
     """Rows of x (..., hidden)."""
     return x.numel() // hidden if hidden else x.shape[:-1].numel()
-
-
-def length_class(like: Tensor, tokens: int, hidden: int, inner: int) -> Any:
-    """What all numbers of tokens that share a plan have in common, and how fp32 is multiplied."""
-    if like.dtype in HALF_DTYPES:
-        return bisect_left(length_class_ends(like.device, hidden, inner), tokens)
-    precision = fp32_precision(like)
-    if is_fp32_on_gpu(like.dtype, like.device):
-        return precision, any_mlp_product_splits(tokens, hidden, inner)
-    return precision, bisect_left(length_class_ends(like.device, hidden, inner), tokens)
 
 
 @cache
@@ -210,22 +248,160 @@ def forget() -> None:
 # --- whether kernels run at all ------------------------------------------------------------------
 
 
-def runs_kernels(x: Tensor, w_gate: Tensor, w_up: Tensor | None = None) -> bool:
-    """True if a call on these operands runs our kernels; otherwise it runs plain PyTorch."""
-    return runs_fused_kernels(x) or _is_large_fp32(x, w_gate, w_up)
+def runs_kernels(
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None = None, dtype: torch.dtype | None = None
+) -> bool:
+    """True if a call on these operands runs our kernels, cast to a dtype if it is given; otherwise
+    it runs plain PyTorch.
+    """
+    dtype = dtype or x.dtype
+    return runs_fused_kernels(x.device, dtype) or _is_large_fp32(x, w_gate, w_up, dtype)
 
 
-def runs_fused_kernels(x: Tensor) -> bool:
-    """True if the fused kernels run for x's dtype and device, and no transform is active."""
-    return x.dtype in FUSED_KERNEL_DTYPES and has_kernels(x.device) and not is_transformed()
+def runs_fused_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    """True if the fused kernels run for a dtype and a device, and no transform is active."""
+    return dtype in FUSED_KERNEL_DTYPES and has_kernels(device) and not is_transformed()
 
 
-def _is_large_fp32(x: Tensor, w_gate: Tensor, w_up: Tensor | None) -> bool:
+def _is_large_fp32(
+    x: Tensor, w_gate: Tensor, w_up: Tensor | None, dtype: torch.dtype
+) -> bool:  # fmt: skip
     """True if an fp32 MLP is so large that split products are faster than IEEE's."""
-    if x.dtype != torch.float32 or not x.is_cuda or not has_kernels(x.device):
+    if dtype != torch.float32 or not x.is_cuda or not has_kernels(x.device):
         return False
     wide, hidden = weight_sizes(w_gate, w_up)
     least, work = linear_route.MIN_SPLIT_SIZE, 2 * linear_route.MIN_SPLIT_WORK
     tokens = linear_route.tokens_to_route_by(x.numel() // max(hidden, 1), least)
     enough = min(tokens, hidden, wide // 2) >= least
     return enough and tokens * hidden * wide >= work and not is_transformed()
+
+
+# --- how kernels are cut: the tiles of the Hopper kernels are fixed, in `hopper` -----------------
+#
+# A configuration belongs to an architecture, and is for half precision: in fp32 the interpreter
+# alone multiplies by these kernels. `tests/test_kernels_ahead.py` compiles every entry for its
+# architecture: nothing spilled, shared memory within the card's. Those of 9.0 were measured on an
+# H200, those of other cards nowhere.
+
+# Two accumulators of [block_m, block_n] live at once, so the tile is half of a plain product's.
+FORWARD = {
+    80: Config(128, 64, 32, 8, 4),
+    89: Config(128, 64, 32, 8, 4),
+    90: Config(128, 128, 64, 8, 4, persistent=True, descriptors=True),
+    100: Config(128, 128, 64, 8, 3),
+}
+
+# One accumulator, and an epilogue that reads two tiles and writes three.
+BACKWARD = {
+    80: Config(128, 128, 32, 8, 3),
+    89: Config(128, 128, 32, 8, 3),
+    90: Config(128, 128, 64, 8, 4, persistent=True, descriptors=True),
+    100: Config(128, 128, 64, 8, 3),
+}
+
+# No product: a thread has 16 bytes of a row in each half of the tile.
+POINTWISE = Config(16, 128, 16, 4, 1)
+
+# Rows that do not start at multiples of 16 elements are read an element at a time, which takes an
+# address each: only a small tile has the registers, on every architecture.
+UNALIGNED = Config(64, 64, 32, 8, 2)
+
+# Small enough that a test's shape has several tiles each way.
+INTERPRETER = Config(32, 32, 32, 4, 1, group_m=2)
+
+MAX_PROJECTION_TOKENS = 1024  # the most tokens whose q, k and v one launch may give
+ALIGNMENT = 16
+
+
+# On an H200 a program a multiprocessor reads weights fastest, all its shared memory in flight: the
+# smallest tile of which there are no more than ONE_WAVE. 64 tokens, captured in a graph with a
+# cold L2, µs, here and by cuBLAS's product and a pointwise kernel: forward at 512, 2048, 4096, 8192
+# and 16384: 7.1, 12.7, 28.4, 76.6, 261 and 9.0, 14.8, 31.3, 78.6, 261; backward: 8.2, 12.5, 22.9,
+# 47.7, 146 and 9.2, 13.3, 21.8, 48.2, 137. By pointers: two descriptors cost more than a launch.
+ONE_WAVE = 132
+FEW_TOKENS_CONFIGS = {
+    ("forward", 90): (
+        Config(64, 16, 128, 4, 6), Config(64, 32, 128, 4, 6), Config(64, 64, 64, 4, 6),
+    ),
+    ("backward", 90): (
+        Config(64, 16, 128, 4, 6), Config(64, 32, 128, 4, 6), Config(64, 64, 128, 8, 5),
+    ),
+}  # fmt: skip
+# For more tokens, as long as all tiles run at once: so many programs, and the tiles from small to
+# large. One H100, the same, µs; forward here, by cuBLAS for a packed weight, and for a pair:
+#
+# | tokens | 512·2048         | 1024·4096        | 2048·8192        | 4096·14336        |
+# |--------|------------------|------------------|------------------|-------------------|
+# | 128    | 6.2, 7.3, 10.6   | 10.9, 12.6, 15.6 | 36.7, 37.5, 40.2 | 96.9, 96.9, 100.2 |
+# | 256    | 6.6, 8.1, 11.1   | 13.6, 14.3, 18.2 | 41.4, 42.1, 45.0 |                   |
+# | 512    | 8.9, 10.0, 13.5  | 20.8, 20.3, 23.3 |                  |                   |
+#
+# Backward, where two programs share a multiprocessor, here and by cuBLAS: 512 tokens at 512·2048
+# 8.2 and 9.4, 256 at 1024·4096 11.5 and 12.3, 128 at 2048·8192 25.1 and 26.8; with twice as many
+# 24.2 and 16.9 at 1024·4096, 40.1 and 31.4 at 2048·8192.
+ONE_WAVE_CONFIGS: dict[tuple[str, int], tuple[int, tuple[Config, ...]]] = {
+    ("forward", 90): (
+        ONE_WAVE,
+        (Config(64, 64, 64, 4, 6), Config(128, 64, 64, 8, 5), Config(128, 128, 64, 8, 4)),
+    ),
+    ("backward", 90): (2 * ONE_WAVE, (Config(64, 64, 64, 4, 6, descriptors=True),)),
+}
+
+
+def few_tokens_configs(direction: str, arch: int) -> tuple[Config, ...]:
+    """The configurations for at most FEW_TOKENS tokens, from small to large.
+
+    No taller than those, and more, smaller programs than for many.
+    """
+    table = FORWARD if direction == "forward" else BACKWARD
+    config = table[arch]
+    small = replace(config, block_m=FEW_TOKENS, block_n=32, num_warps=4, persistent=False)
+    return FEW_TOKENS_CONFIGS.get((direction, arch), (small,))
+
+
+def smallest_config(
+    configs: tuple[Config, ...], tokens: int, *widths: int, programs: int = ONE_WAVE
+) -> Config:
+    """The smallest that cuts (tokens, width) into at most so many tiles; else the largest.
+
+    None is larger than 64 columns of all tokens: a wide weight is read faster by more programs.
+    """
+    usable = [c for c in configs if tokens > _max_oversized_tokens(c)]
+    return next((c for c in usable if count_tiles(c, tokens, *widths) <= programs), usable[-1])
+
+
+def count_tiles(config: Config, tokens: int, *widths: int) -> int:
+    """How many tiles cover (tokens, width) of each of the widths."""
+    return -(-tokens // config.block_m) * sum(-(-width // config.block_n) for width in widths)
+
+
+def _max_oversized_tokens(config: Config) -> int:
+    """Up to so many tokens the tile is larger than 64 columns of them all."""
+    return config.block_m * config.block_n // 64 - 64
+
+
+def one_wave_lengths(direction: str, arch: int, inner: int) -> list[int]:
+    """The most tokens that each tile of ONE_WAVE_CONFIGS covers in one wave, ascending."""
+    programs, configs = ONE_WAVE_CONFIGS.get((direction, arch), (0, ()))
+    most = [programs // max(-(-inner // c.block_n), 1) * c.block_m for c in configs]
+    ends = {*most, *map(_max_oversized_tokens, configs)}
+    return sorted(end for end in ends if FEW_TOKENS < end <= max(most))
+
+
+def choose_config(
+    direction: str, device: torch.device, tokens: int, hidden: int, inner: int
+) -> Config:
+    """The configuration of a kernel that multiplies x or dy (tokens, hidden): "forward" is gate and
+    up, "backward" dy Wd.
+    """
+    if device.type != "cuda":
+        return INTERPRETER
+    if hidden % ALIGNMENT or inner % ALIGNMENT:
+        return UNALIGNED
+    arch = architecture(device)
+    if tokens <= FEW_TOKENS:
+        return smallest_config(few_tokens_configs(direction, arch), tokens, inner)
+    if tokens <= max(one_wave_lengths(direction, arch, inner), default=0):
+        programs, configs = ONE_WAVE_CONFIGS[direction, arch]
+        return smallest_config(configs, tokens, inner, programs=programs)
+    return (FORWARD if direction == "forward" else BACKWARD)[arch]

@@ -25,7 +25,7 @@ from fusedlib.op import (
 )
 from fusedlib.ops.arguments import autocast_enabled
 from fusedlib.ops.linear import function as linear_function
-from fusedlib.ops.mlp.configs import MAX_PROJECTION_TOKENS
+from fusedlib.ops.mlp.route import MAX_PROJECTION_TOKENS
 from fusedlib.ops.recomputed import recompute_in_backward
 
 # Elements of all three weights, up to which backward joins them, as it joins the gradients. One

@@ -46,10 +46,9 @@ from fusedlib.launch import (
     has_kernels,
     prepared,
 )
-from fusedlib.ops.arguments import FEW_TOKENS
+from fusedlib.ops.arguments import FEW_TOKENS, contiguous_and_aligned
 from fusedlib.ops.blocks import load_block, store_block
-from fusedlib.ops.mlp.configs import ALIGNMENT, MAX_PROJECTION_TOKENS, ONE_WAVE, count_tiles
-from fusedlib.ops.mlp.few_tokens.kernels import (
+from fusedlib.ops.mlp.few_tokens import (
     DEFAULT_TILE_SIDE,
     INTERPRETED,
     OUTER_TILE_SIDE,
@@ -61,8 +60,13 @@ from fusedlib.ops.mlp.few_tokens.kernels import (
     tiles_per_program,
     token_block,
 )
-from fusedlib.ops.mlp.plan import contiguous_and_aligned
-from fusedlib.ops.mlp.route import FUSED_KERNEL_DTYPES
+from fusedlib.ops.mlp.route import (
+    ALIGNMENT,
+    FUSED_KERNEL_DTYPES,
+    MAX_PROJECTION_TOKENS,
+    ONE_WAVE,
+    count_tiles,
+)
 
 # The most tokens of which gradients come by one launch: of weights of SMALL elements in all, and of
 # larger ones.

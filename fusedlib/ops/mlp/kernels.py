@@ -3,7 +3,16 @@
 
     gate = x Wgᵀ    up = x Wuᵀ    h = silu(gate) ⊙ up    y = h Wdᵀ              (Shazeer 2020)
 
-or with another activation than silu: `fusedlib.ops.mlp.activation_kernels`.
+or with another activation than silu, act(g) = g s(g), act'(g) = s + g s'(g):
+
+| name      | s                        | s'           |
+|-----------|--------------------------|--------------|
+| silu      | σ(g)                     | s (1 − s)    |
+| gelu_tanh | σ(z), z = g (a + b g²)   | s (1 − s) z' |
+| gelu      | Φ(g) = ½ (1 + erf(g/√2)) | φ(g)         |
+
+a = 2 √(2/π), b = 0.044715 a: σ(z) = ½ (1 + tanh(z/2)). Φ and φ are the normal distribution's.
+`fusedlib.ops.mlp.activation` has the same in plain PyTorch.
 
 forward     both products and h in one kernel; gate|up is stored when the backward wants it
 backward    dh = dy Wd, and in its epilogue, with s = sigmoid(gate),
@@ -46,37 +55,44 @@ Of a pair of weights d_x in half precision is a sum of two products, the first o
 unfused code do, and torch.mm's sums as fp32: cuBLAS may add parts of one in half precision, which
 torch allows unless `torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction` (or fp16's)
 is off.
+
+All of this is for silu. It holds of gelu with 1.13 for 1.1 and 0.8 for ½; by tanh with |z| for
+|gate| in t, and exact gelu errs by 2⁻²² |gate| and its derivative by 2·2⁻²² in place of t |silu|
+and t.
 """
 
-from __future__ import annotations
-
-import warnings
-from typing import NamedTuple
-
-import torch
 import triton
 import triton.language as tl
-from triton.errors import TritonError
 
-from fusedlib.launch import Config, Launch, cdiv, multiprocessors
 from fusedlib.ops.blocks import load_block, store_block, tile_position
-from fusedlib.ops.mlp.activation_kernels import activate, slope
-from fusedlib.ops.mlp.configs import POINTWISE, choose_config
-
-try:
-    from fusedlib.ops.mlp import hopper
-except (ImportError, AttributeError):  # Gluon is experimental: other releases may name it otherwise
-    hopper = None  # type: ignore[assignment]
 
 
-def _grid(
-    config: Config, device: torch.device, tokens: int, inner: int
-) -> tuple[int, int, int]:  # fmt: skip
-    """One program a tile; persistent ones no more than the device has multiprocessors."""
-    tiles = cdiv(tokens, config.block_m) * cdiv(inner, config.block_n)
-    if not config.persistent:
-        return (tiles, 1, 1)
-    return (min(tiles, multiprocessors(device)), 1, 1)
+@triton.jit
+def activate(gate, sigmoid: tl.constexpr, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """act(gate) and s of fp32 numbers; `sigmoid` is a function of the kernel's language."""
+    if ACTIVATION == "gelu":
+        s = 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":
+        s = sigmoid(gate * (1.5957691216057308 + 0.07135481627260025 * (gate * gate)))
+    else:
+        tl.static_assert(ACTIVATION == "silu", "an activation that the kernels do not know")
+        s = sigmoid(gate)
+    return gate * s, s
+
+
+@triton.jit
+def slope(gate, activated, s, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """act'(gate), of what `activate` gave."""
+    if ACTIVATION == "gelu":
+        result = s + gate * (0.3989422804014327 * tl.exp(-0.5 * gate * gate))
+    elif ACTIVATION == "gelu_tanh":
+        # From |gate| = 16 on s is 0 or 1, whatever z' is, which must not overflow.
+        inner = 1.5957691216057308 + 0.21406444881780074 * tl.minimum(gate * gate, 256.0)
+        result = s + activated * (1 - s) * inner
+    else:
+        tl.static_assert(ACTIVATION == "silu", "an activation that the kernels do not know")
+        result = s + activated * (1 - s)
+    return result
 
 
 @triton.jit
@@ -142,35 +158,6 @@ def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
         )  # fmt: skip
 
 
-def fwd_launch(
-    device: torch.device, tokens: int, hidden: int, inner: int, up_row: int, save: bool,
-    activation: str = "silu", config: Config | None = None,
-) -> Launch:  # fmt: skip
-    """The launch of the forward kernel for x (tokens, hidden) and h (tokens, inner).
-
-    It takes x, w_gate, w_up, gate_up, or h in its place, and h.
-    """
-    config = config or choose_config("forward", device, tokens, hidden, inner)
-    m, n, k = config.block_m, config.block_n, config.block_k
-    scalars = tokens, hidden, inner, up_row
-    constants = {"ACTIVATION": activation, "SAVE": save, "FLATTEN": config.persistent}
-    programs, blocks = _grid(config, device, tokens, inner), ([m, k], [n, k], [n, k])
-    return Launch(_swiglu_fwd_kernel, config, programs, blocks, scalars, constants)
-
-
-def disable_hopper_kernels(error: TritonError) -> None:
-    """From now on; what did not compile has written nothing."""
-    global hopper
-    if hopper is not None:
-        warnings.warn(
-            f"fusedlib's MLP for Hopper does not compile with Triton {triton.__version__}; a "
-            f"slower kernel runs instead. {type(error).__name__}: {error}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    hopper = None  # type: ignore[assignment]
-
-
 @triton.jit
 def _bwd_epilogue(  # type: ignore[no-untyped-def]
     dh, gate_up_ptr, d_gate_up_ptr, h_ptr, row, column, tokens, inner,
@@ -228,45 +215,3 @@ def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
             right, gate_up_ptr, d_gate_up_ptr, h_ptr, row, column + half, tokens, inner, ACTIVATION,
             GRADIENT, OUTPUT, IN_PLACE, BLOCK_M, half,
         )  # fmt: skip
-
-
-class Variant(NamedTuple):
-    """What the backward kernel does.
-
-    Attributes:
-        product: dh = dy Wd is computed; otherwise dh is given, if anything is.
-        gradient: d(gate|up) is computed.
-        output: h is computed.
-        in_place: d(gate|up) is written over gate|up.
-    """
-
-    product: bool
-    gradient: bool
-    output: bool
-    in_place: bool
-
-
-def bwd_launch(
-    device: torch.device, tokens: int, hidden: int, inner: int, variant: Variant,
-    activation: str = "silu", config: Config | None = None,
-) -> Launch:  # fmt: skip
-    """The launch of the backward kernel for dy (tokens, hidden) and h (tokens, inner).
-
-    It takes dy, or dh (tokens, inner) where there is no product, w_down, gate_up, d_gate_up and h,
-    gate_up in place of each that it neither reads nor writes.
-    """
-    product, gradient, output, in_place = variant
-    config = config or (
-        choose_config("backward", device, tokens, hidden, inner) if product else POINTWISE
-    )
-    m, n, k = config.block_m, config.block_n, config.block_k
-    scalars = tokens, hidden if product else inner, inner
-    # In a flattened loop a barrier would keep loads from being pipelined; elsewhere it costs
-    # nothing, and one binary serves both.
-    in_place = in_place or (gradient and not config.persistent)
-    constants = {
-        "ACTIVATION": activation, "PRODUCT": product, "GRADIENT": gradient, "OUTPUT": output,
-        "IN_PLACE": in_place, "FLATTEN": config.persistent and not in_place,
-    }  # fmt: skip
-    programs = _grid(config, device, tokens, inner)
-    return Launch(_swiglu_bwd_kernel, config, programs, ([m, k], [k, n]), scalars, constants)

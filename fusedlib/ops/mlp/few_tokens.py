@@ -24,19 +24,31 @@ of a pair that is 0. Factors of any strides and more tokens are torch.mm's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from fusedlib.launch import Config, Launch, architecture, cdiv
+from fusedlib.launch import (
+    Config,
+    Launch,
+    PlannedLaunch,
+    allocator,
+    architecture,
+    cdiv,
+    contiguous_layout,
+    without_memory,
+)
 from fusedlib.ops.arguments import FEW_TOKENS
 from fusedlib.ops.blocks import load_block, store_block
-from fusedlib.ops.mlp import configs as tile_configs
-from fusedlib.ops.mlp.configs import ONE_WAVE, count_tiles, smallest_config
+from fusedlib.ops.mlp import plan as plain
+from fusedlib.ops.mlp import route
+from fusedlib.ops.mlp.function import Gradients, WantedGradients
+from fusedlib.ops.mlp.route import ONE_WAVE, MLPProblem, count_tiles, smallest_config
 
-# From small to large: `tile_configs.smallest_config`. One H200, in a graph with a cold L2, µs,
+# From small to large: `route.smallest_config`. One H200, in a graph with a cold L2, µs,
 # here and cuBLAS: y at 512, 2048, 4096, 8192 and 16384: 6.0, 9.2, 18.2, 44.4, 144 and 6.2, 9.9,
 # 18.6, 46.2, 141; the three products of the backward: 7.9, 23.0, 60.0, 198, 737 and 14.6, 28.2,
 # 69.9, 205, 734. A ring of 9 holds no more than one of 4 twice as deep, and two programs still fit.
@@ -224,6 +236,87 @@ def choose_config(
 ) -> Config:  # fmt: skip
     """The table's smallest tile that runs at once over (tokens, width) of each width."""
     if INTERPRETED:
-        return tile_configs.INTERPRETER
+        return route.INTERPRETER
     configs = table.get(architecture(device), DEFAULT_CONFIGS)
     return smallest_config(configs, tokens, *widths, programs=programs)
+
+
+class Products(plain.Products):
+    """The plain products of an MLP of even sizes: y in one launch, all gradients in another.
+
+    y takes up to FEW_TOKENS tokens, more go to torch.
+    """
+
+    def __init__(self, problem: MLPProblem) -> None:
+        super().__init__()
+        self._device, self._dtype = problem.device, problem.dtype
+        self._tokens, self._hidden, self._inner = problem.sizes
+        self._launches: dict[Hashable, Launch] = {}
+        self._up_row = 0 if problem.pair else problem.inner
+        self._new = allocator(problem.device)
+        self._w_gate_up = contiguous_layout((2 * problem.inner, problem.hidden), problem.dtype)
+        self._w_down = contiguous_layout((problem.hidden, problem.inner), problem.dtype)
+
+    def launches(self, problem: MLPProblem) -> Iterator[PlannedLaunch]:
+        """One launch of y, where few tokens have it, and one of all gradients."""
+        tokens, dtype = self._tokens, self._dtype
+        sizes = (tokens, self._hidden), (tokens, self._inner), (tokens, 2 * self._inner)
+        x, h, gate_up = without_memory(*(contiguous_layout(size, dtype) for size in sizes))
+        w_gate_up, w_down = without_memory(self._w_gate_up, self._w_down)
+        if tokens <= FEW_TOKENS:
+            yield PlannedLaunch("y", plain.EITHER_SAVE, self._y_launch(), (h, w_down, x))
+        launch = self._gradients_launch(True, True, True)
+        matrices = x, x, h, gate_up, w_gate_up, w_gate_up, x, w_gate_up, w_down
+        yield PlannedLaunch("gradients", plain.EITHER_SAVE, launch, matrices)
+
+    def _y_launch(self) -> Launch:
+        return down_launch(self._device, self._tokens, self._hidden, self._inner)
+
+    def _gradients_launch(self, x: bool, w_gate_up: bool, w_down: bool) -> Launch:
+        sizes = self._tokens, self._hidden, self._inner, self._up_row
+        return gradients_launch((x, w_gate_up, w_down), self._device, *sizes)
+
+    def output(self, h: Tensor, w_down: Tensor, like: Tensor) -> Tensor:
+        """y = h Wdᵀ, of like's shape."""
+        if h.shape[0] > FEW_TOKENS:
+            return super().output(h, w_down, like)
+        y = self._new(tuple(like.shape), like.stride(), self._dtype)
+        launch = self._launches.get("y")
+        if launch is None:
+            launch = self._launches["y"] = self._y_launch()
+        launch(h, w_down, y)
+        return y
+
+    def gradients(
+        self, wants: WantedGradients, pair: bool, buffers: list[Tensor | None], upstream: Tensor,
+        x: Tensor | None, w_gate: Tensor | None, w_up: Tensor | None,
+    ) -> Gradients:  # fmt: skip
+        """The wanted ones of d_x, d_w_gate_up and d_w_down, in one launch.
+
+        d_x has upstream's shape. Both gradients of a pair are computed where one is wanted.
+        """
+        h, d_gate_up = buffers
+        wants_x, wants_w_gate, wants_w_up, wants_w_down = wants
+        wants_w_gate_up = wants_w_gate or wants_w_up
+        computed = wants_x, wants_w_gate_up, wants_w_down
+        launch = self._launches.get(computed)
+        if launch is None:
+            launch = self._launches[computed] = self._gradients_launch(*computed)
+        # What is not wanted is neither read nor written: any matrix will do.
+        dy = upstream
+        d_x = self._new(tuple(dy.shape), dy.stride(), self._dtype) if wants_x else dy
+        d_w_gate_up = self._new(*self._w_gate_up) if wants_w_gate_up else dy
+        d_w_down = self._new(*self._w_down) if wants_w_down else dy
+        launch(
+            dy, dy if x is None else x, dy if h is None else h,
+            dy if d_gate_up is None else d_gate_up, dy if w_gate is None else w_gate,
+            (dy if w_gate is None else w_gate) if w_up is None else w_up,
+            d_x, d_w_gate_up, d_w_down,
+        )  # fmt: skip
+        if pair and wants_w_gate != wants_w_up:
+            d_w_gate_up = d_w_gate_up[: self._inner] if wants_w_gate else d_w_gate_up[self._inner :]
+        return (
+            d_x if wants_x else None,
+            d_w_gate_up if wants_w_gate_up else None,
+            d_w_down if wants_w_down else None,
+        )
