@@ -100,7 +100,8 @@ def _call_key(
     """All that the preparation of a plain eager call may depend on; None for any other call."""
     if not is_plain_eager(*[t for t in operands if t is not None]) or is_transformed():
         return None
-    if not PLAIN_SETTINGS.issuperset(map(type, settings)):
+    kinds = tuple(map(type, settings))  # for True is 1 and 1.0
+    if not PLAIN_SETTINGS.issuperset(kinds):
         return None
     layouts: list[Any] = []
     for t in operands:
@@ -110,7 +111,15 @@ def _call_key(
             return None
         else:
             layouts += t.shape, t.stride(), t.dtype, t.device, t.requires_grad
-    return (*settings, torch.is_grad_enabled(), autocasts_anywhere(), *layouts)
+    return (*settings, kinds, torch.is_grad_enabled(), _autocast(operands), *layouts)
+
+
+def _autocast(operands: Sequence[Tensor | None]) -> Any:
+    """The state of autocast for the operands' device."""
+    if not autocasts_anywhere():
+        return None
+    device = next(t.device.type for t in operands if t is not None)
+    return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
 
 # --- declaration ---------------------------------------------------------------------------------
@@ -166,6 +175,8 @@ def declare(
     of_operator = _function(f"{name}_operator", computed, keep, once(watched))
 
     def call(*arguments: Any) -> Any:
+        if _UNCOUNTED:
+            _count_flops()
         return (of_operator.apply if in_functorch() else of_operator.direct)(*arguments)
 
     composite = _register(name, _schema(forward), "CompositeImplicitAutograd", call)
@@ -182,7 +193,7 @@ def operator(
     overload = _register(name, _schema(function), ("cpu", "cuda"), _tensors(function, function))
     torch.library.register_fake(overload, _tensors(fake, function))
     if flops is not None:
-        _count(overload.overloadpacket, flops)
+        _UNCOUNTED.append((overload.overloadpacket, flops))
     return overload
 
 
@@ -192,15 +203,21 @@ def _register(name: str, schema: str, keys: Any, function: Callable[..., Any]) -
     return getattr(torch.ops.fusedlib, name).default
 
 
-def _count(packet: Any, formula: Callable[..., int]) -> None:
-    """Have an operator's FLOPs counted, by counters that run already too."""
+# Formulas that torch's counter does not have yet: its module imports Triton.
+_UNCOUNTED: list[tuple[Any, Callable[..., int]]] = []
+
+
+def _count_flops() -> None:
+    """Have the operators' FLOPs counted, by counters that run already too."""
     from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-    register_flop_formula(packet)(formula)
-    for mode in dispatch_modes():
-        counter: Any = getattr(mode, "counter", None)
-        if hasattr(counter, "flop_registry"):  # a copy
-            counter.flop_registry[packet] = flop_registry[packet]
+    while _UNCOUNTED:
+        packet, formula = _UNCOUNTED.pop()
+        register_flop_formula(packet)(formula)
+        for mode in dispatch_modes():
+            counter: Any = getattr(mode, "counter", None)
+            if hasattr(counter, "flop_registry"):  # a copy
+                counter.flop_registry[packet] = flop_registry[packet]
 
 
 def _settings(function: Callable[..., Any]) -> Any:

@@ -3,9 +3,11 @@
 Called with float64 tensors this is what everything is compared with.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import cross_entropy, gelu, linear, silu
 
 
 def swiglu(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
@@ -47,50 +49,70 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([turned.to(x.dtype), x[..., width:]], dim=-1)
 
 
-def linear_log_probs(
-    hidden: Tensor, weight: Tensor, tokens: Tensor, *,
-    bias: Tensor | None = None, temperature: float = 1.0, softcap: float | None = None,
-    ignore_index: int = -100,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """log p of the tokens and −Σ p log p, p = softmax(softcap(hidden Wᵀ + b) / temperature); 0 of
-    tokens that are ignored. Shapes and dtypes as of `linear_cross_entropy`.
+def token_losses(
+    hidden: Tensor, weight: Tensor, target: Tensor, *,
+    bias: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0,
+    z_loss: float = 0.0, softcap: float | None = None, temperature: float = 1.0,
+    class_weights: Tensor | None = None, hits: bool = False, entropy: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """(1 − ε) ω_y (lse − logits_y) + ε mean_c ω_c (lse − logits_c) + ζ ω_y lse² of each token, and
+    if wanted its hit (y is the first of the largest logits) and its entropy −Σ p log p; 0 of those
+    that are ignored. logits = softcap(hidden Wᵀ + b) / temperature, p = softmax(logits), ω are
+    class_weights: hidden (tokens, hidden), weight (vocabulary, hidden).
+
+    Logits are rounded to the inputs' dtype, the rest is fp32 at least.
     """
-    logits = hidden @ weight.mT if bias is None else hidden @ weight.mT + bias
-    logits = logits if logits.dtype.itemsize > 4 else logits.float()
-    if softcap is not None:
+    logits = linear(hidden, weight, bias)
+    if logits.dtype.itemsize == 2:
+        logits = logits.float()
+    if softcap:
         logits = softcap * torch.tanh(logits / softcap)
-    log_p = (logits / temperature).log_softmax(-1)
-    valid = tokens != ignore_index
-    chosen = log_p.gather(-1, tokens.where(valid, 0)[:, None])[:, 0]
-    return chosen.where(valid, 0), -(log_p.exp() * log_p).sum(-1).where(valid, 0)
+    if temperature != 1:
+        logits = logits / temperature
+    by_class = None if class_weights is None else class_weights.to(logits.dtype)
+    losses = cross_entropy(
+        logits, target, by_class, ignore_index=ignore_index, reduction="none",
+        label_smoothing=label_smoothing,
+    )  # fmt: skip
+    valid = target != ignore_index
+    if z_loss:
+        squares = torch.logsumexp(logits, dim=-1).square()
+        if by_class is not None:
+            squares = squares * by_class[target.where(valid, 0)]
+        losses = losses + z_loss * squares.masked_fill(~valid, 0)
+    first_largest = ((logits.argmax(-1) == target) & valid).float() if hits else None
+    if not entropy:
+        return losses, first_largest, None
+    log_p = torch.log_softmax(logits, -1)
+    entropies = -(log_p.exp() * log_p.masked_fill(log_p.isneginf(), 0)).sum(-1)
+    return losses, first_largest, entropies.masked_fill(~valid, 0)
+
+
+def linear_log_probs(
+    hidden: Tensor, weight: Tensor, tokens: Tensor, **settings: Any
+) -> tuple[Tensor, Tensor | None]:
+    """log p of the tokens and their entropies: operands and settings as of `token_losses`."""
+    losses, _, entropies = token_losses(hidden, weight, tokens, **settings, entropy=True)
+    return -losses, entropies
 
 
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, target: Tensor, *,
-    bias: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0,
-    z_loss: float = 0.0, softcap: float | None = None, reduction: str = "mean",
-    token_weights: Tensor | None = None, class_weights: Tensor | None = None,
+    ignore_index: int = -100, reduction: str = "mean", token_weights: Tensor | None = None,
+    class_weights: Tensor | None = None, **settings: Any,
 ) -> Tensor:  # fmt: skip
-    """w ((1 − ε) ω_y (lse − logits_y) + ε mean_c ω_c (lse − logits_c) + ζ ω_y lse²), w a token's
-    and ω a class's weight, summed over the tokens that are not ignored, or divided by their
-    Σ w ω_y: hidden (tokens, hidden), weight (vocabulary, hidden).
+    """w times a token's loss, summed over those that are not ignored; a mean is over Σ w ω_y.
 
-    The logits have the inputs' dtype, the rest is fp32 at least.
+    Operands and further settings as of `token_losses`; token_weights (tokens,) are w.
     """
-    logits = hidden @ weight.mT if bias is None else hidden @ weight.mT + bias
-    logits = logits if logits.dtype.itemsize > 4 else logits.float()
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
+    settings |= {"ignore_index": ignore_index, "class_weights": class_weights}
+    losses, *_ = token_losses(hidden, weight, target, **settings)
     valid = target != ignore_index
-    y = target.where(valid, 0)[:, None]
-    lse = logits.logsumexp(-1)
-    log_p = logits - lse[:, None]
-    by_class = logits.new_ones(weight.shape[0]) if class_weights is None else class_weights
-    at_y = by_class[y[:, 0]]
-    losses = at_y * ((label_smoothing - 1) * log_p.gather(-1, y)[:, 0] + z_loss * lse.square())
-    losses = losses - label_smoothing * (by_class * log_p).mean(-1)
-    weights = valid.to(logits.dtype) if token_weights is None else token_weights.where(valid, 0)
-    losses = losses.where(valid, 0) * weights
-    if reduction == "none":
-        return losses
-    return losses.sum() / ((weights * at_y).sum() if reduction == "mean" else 1)
+    weights = valid if token_weights is None else token_weights.where(valid, 0)
+    weights = weights.to(losses.dtype)
+    losses = losses * weights
+    if reduction != "mean":
+        return losses if reduction == "none" else losses.sum()
+    if class_weights is not None:
+        weights = weights * class_weights[target.where(valid, 0)]
+    return losses.sum() / weights.sum()

@@ -18,7 +18,7 @@ from triton.runtime import JITFunction
 
 from fusedlib import tuning
 from fusedlib.launch import Config
-from fusedlib.ops.loss import kernels as linear_cross_entropy
+from fusedlib.ops.loss import function as linear_cross_entropy
 from fusedlib.ops.matmul import function as matmul
 from fusedlib.ops.mlp import few_tokens, hopper
 from fusedlib.ops.mlp import plan as swiglu

@@ -16,8 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import llama_models
 from fusedlib import rms_norm, rope, tuning
-from fusedlib.ops.loss import kernels as linear_cross_entropy_kernels
-from fusedlib.ops.loss.function import linear_cross_entropy, linear_log_probs
+from fusedlib.ops.loss.function import linear_cross_entropy, linear_log_probs, plan, slices
 from fusedlib.ops.matmul.function import multiply
 from fusedlib.ops.mlp import route
 from fusedlib.ops.mlp import route as swiglu_configs
@@ -160,7 +159,7 @@ def loss() -> None:
     """Several chunks, ragged rows of several blocks, every variant of the kernel."""
     hidden, weight = (normal(n, 8, scale=0.5).requires_grad_() for n in (20, 16500))
     memory = 600_000
-    assert linear_cross_entropy_kernels.plan(20, weight, memory=memory).rows == 10
+    assert plan(20, weight, memory=memory).rows == 10
     target = torch.randint(16500, (20,), device="cuda")
     target[::7] = -100
     wide = [t.detach().double().requires_grad_() for t in (hidden, weight)]
@@ -184,8 +183,8 @@ def log_probs() -> None:
     tokens = torch.randint(16500, (20,), device="cuda")
     tokens[::7] = -100
     wide = [t.detach().double().requires_grad_() for t in (hidden, weight)]
-    with patch.object(linear_cross_entropy_kernels, "LOGITS_BYTES", 400_000):
-        assert linear_cross_entropy_kernels.slices(20, weight).rows < 16500
+    with tuning.override(loss_logits_bytes=400_000):
+        assert slices(20, weight).rows < 16500
         for settings in ({"entropy": False}, {"temperature": 0.7, "softcap": 5.0}):
             found = [
                 t for t in linear_log_probs(hidden, weight, tokens, **settings) if t is not None

@@ -28,11 +28,10 @@ from fusedlib import (
     reference,
     tuning,
 )
+from fusedlib.ops.loss import function
 from gradient_checks import Named, close, same
 from interpreter import INTERPRETED, passed_in_the_interpreter
 from measure import pass_memory
-
-kernels = pytest.importorskip("fusedlib.ops.loss.kernels")
 
 # Rows that are not of this vocabulary may hold anything.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -441,14 +440,14 @@ def test_a_pass_takes_the_planned_memory(device, monkeypatch, shape, rows, reduc
     live = pass_memory.trace(lambda: call(**leaves), up).live_mib()
     gradients = 4 * width * (tokens + vocabulary)
     over = max(sum(parts) for parts in zip(*live.values(), strict=True)) * 2**20 - gradients
-    plan = kernels.slices if reduction == "none" else kernels.plan
+    plan = function.slices if reduction == "none" else function.plan
     planned = plan(tokens, leaves["weight"], memory=rows * 4096).memory
     assert planned <= rows * 4096 and planned <= over <= planned + 64 * tokens
 
 
 def test_plans_of_a_large_vocabulary():
     """8192 tokens; bytes in MiB, of which 250.5 are 1024 tokens' logits in half precision."""
-    least, balanced = kernels.LEAST, kernels.BALANCED
+    least, balanced = function.LEAST, function.BALANCED
     half, single = torch.bfloat16, torch.float32
     wanted = [
         # width, dtype, memory, rows, sums, MiB
@@ -466,28 +465,28 @@ def test_plans_of_a_large_vocabulary():
     ]  # fmt: skip
     for width, dtype, memory, rows, sums, mebibytes in wanted:
         weight = torch.empty(128256, width, dtype=dtype, device="meta")
-        actual = kernels.plan(8192, weight, memory=memory)
+        actual = function.plan(8192, weight, memory=memory)
         assert actual == (rows, sums, mebibytes * 2**20), (width, dtype, memory, actual)
-    assert kernels.plan(8192, weight.bfloat16(), False) == (2048, half, 501 * 2**20)
+    assert function.plan(8192, weight.bfloat16(), False) == (2048, half, 501 * 2**20)
     odd = torch.empty(50257, 4096, dtype=half, device="meta")  # its rows of logits are padded
-    assert kernels.plan(8192, odd, memory=kernels.LEAST).rows == 8192
+    assert function.plan(8192, odd, memory=function.LEAST).rows == 8192
 
 
 def test_slices_of_a_large_vocabulary():
     """8192 tokens; logits of 475 pieces of 64 classes, and 2 bytes an element of d_hidden more."""
     for width, dtype, memory, classes, sums, mebibytes in (
-        (4096, torch.bfloat16, kernels.BALANCED, 30400, torch.float32, 475 + 64),
-        (2048, torch.bfloat16, kernels.LEAST, 30400, torch.float32, 475 + 32),
+        (4096, torch.bfloat16, function.BALANCED, 30400, torch.float32, 475 + 64),
+        (2048, torch.bfloat16, function.LEAST, 30400, torch.float32, 475 + 32),
         (4096, torch.bfloat16, 2374 * 2**20, 151936, torch.bfloat16, 2374),
         (4096, torch.float16, 128 * 2**20, 4032, torch.float32, 128),
-        (4096, torch.float32, kernels.BALANCED, 15200, torch.float32, 475),
+        (4096, torch.float32, function.BALANCED, 15200, torch.float32, 475),
     ):
         weight = torch.empty(151936, width, dtype=dtype, device="meta")
-        actual = kernels.slices(8192, weight, memory)
+        actual = function.slices(8192, weight, memory)
         assert actual == (classes, sums, mebibytes * 2**20), (width, dtype, memory, actual)
-    assert kernels.slices(0, weight).rows == 151936
+    assert function.slices(0, weight).rows == 151936
     with pytest.raises(ValueError, match=r"at least 1048576 bytes for the losses of 8192 tokens"):
-        kernels.slices(8192, weight, 2**20 - 1)
+        function.slices(8192, weight, 2**20 - 1)
 
 
 def over_the_gradients(leaves, run: Callable[[], object]) -> tuple[int, int]:
@@ -518,8 +517,8 @@ def test_memory_of_the_loss_is_the_planned_one(tokens, width, dtype, memory):
     over, kept = over_the_gradients(
         leaves, lambda: linear_cross_entropy(**leaves, target=target, memory=memory).backward()
     )
-    words = {"least": kernels.LEAST, "balanced": kernels.BALANCED}
-    plan = kernels.plan(tokens, leaves["weight"], memory=words.get(memory, memory))
+    words = {"least": function.LEAST, "balanced": function.BALANCED}
+    plan = function.plan(tokens, leaves["weight"], memory=words.get(memory, memory))
     assert plan.memory <= over <= plan.memory + 2**22 and kept <= 2**20
 
 
@@ -534,7 +533,7 @@ def test_memory_of_log_probs_is_the_planned_one(width):
         (log_probs + entropy).sum().backward()
 
     over, _ = over_the_gradients(leaves, run)
-    planned = kernels.slices(8192, leaves["weight"]).memory
+    planned = function.slices(8192, leaves["weight"]).memory
     assert over <= planned + 2**22 and over <= 2**30
 
 

@@ -136,6 +136,8 @@ LOSS: Faults = {
     "ignored rows keep their logits": ("lanes, zeros, mask=", "lanes, zeros, mask=row < 0 and "),
     "scale left out": ("factor = tl.load(scale)", "factor = 1.0"),
     "upstream left out": (".to(tl.float32) * times", ".to(tl.float32)"),
+}  # fmt: skip
+LOSS_CHUNKS: Faults = {
     "the last chunk's d_W alone": ("addmm(total, a,", "mm(a,"),
     "d_hidden of the first chunk": ("out=d_hidden[part]", "out=d_hidden[: h.shape[0]]"),
     "the last chunk's d_b alone": ("d_bias += ", "d_bias[:] = "),
@@ -161,6 +163,8 @@ LOG_PROBS: Faults = {
     ),
     "ignored tokens have gradients": ("label == ignore_index, 0.0, d", "label == -5, 0.0, d"),
     "another slice's tokens": ("p, first + lanes, label", "p, lanes, label"),
+}  # fmt: skip
+SLICES: Faults = {
     "the last slice's d_hidden alone": ("_add_product(d_hidden, log", "_add_product(None, log"),
     "d_W in the first slice's place": ("out=d_weight[part]", "out=d_weight[: w.shape[0]]"),
     "a slice with the first one's bias": ("else bias[part]", "else bias[: len(weight[part])]"),
@@ -262,7 +266,9 @@ INTERPRETED = (
     (("rope",), "rope/kernels.py", ROPE),
     (("rope at positions",), "rope/kernels.py", WIDER_ROPE),
     (("mean loss",), "loss/kernels.py", LOSS),
+    (("mean loss",), "loss/function.py", LOSS_CHUNKS),
     (("log_probs",), "loss/kernels.py", LOG_PROBS),
+    (("log_probs",), "loss/function.py", SLICES),
     (("loss by token",), "loss/kernels.py", BY_TOKEN),
     (("linear",), "matmul/function.py", LINEAR),
     (FAR_APART, "matmul/kernels.py", PRODUCT),

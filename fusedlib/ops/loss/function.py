@@ -1,34 +1,110 @@
 """The loss of a language model as a function of its last hidden states, and log-probabilities of
-tokens: fused, else PyTorch.
+tokens: fused for bf16, fp16 and fp32 on NVIDIA GPUs from compute capability 8.0 on, else PyTorch,
+where the logits exist as a whole. `kernels` beside this has the formulas and error bounds.
 
-The kernels run for bf16, fp16 and fp32 on NVIDIA GPUs from compute capability 8.0 on. Elsewhere,
-in float64, and under transforms of `torch.func` and forward-mode differentiation, the same lines
-run in plain PyTorch, where the logits exist as a whole.
+The products are torch.mm's, over chunks of tokens; in fp32 at torch's "highest", where it pays, of
+split factors (`ops.matmul.kernels`). Gradients are computed in forward, where the logits are, when
+one is wanted; backward multiplies them by the upstream scalar, in no time where that is 1. Nothing
+is read back to the host.
+
+Losses by token have an upstream number each, so that their backward computes the logits again. Both
+passes go over slices of the vocabulary with all tokens; a slice's d_W and d_b are whole, and
+rounded as they are made; d_hidden is summed over slices in fp32. The slices are the same, so that
+the same product rounds logits the same way: another one may round a bf16 logit of 30 up by 1/8, and
+the gradient at a p of 1 would be 0.13 instead of 0.
+
+Kept for backward are the gradients themselves, as forward left them; of losses by token the
+operands, and statistics of each token. Backward writes over the gradients where nobody else can see
+them: the graph is not retained, and no saved-tensor hooks were set in the forward.
+
+Memory beside the gradients, with V the vocabulary, H the width of hidden, b the bytes of a number
+and L those of a chunk's logits, rows·V·b. Where several chunks add up in half precision, or in
+fp16, d_W is summed in 4·V·H bytes, rounded at the end of backward; otherwise it is rounded as it is
+made. `plan` takes the fewest chunks within a budget:
+
+| d_W                   | takes                 | "least"                | "balanced"             |
+|-----------------------|-----------------------|------------------------|------------------------|
+| of one chunk, no fp16 | L                     | max(L₀, 2·V·H) + 2·V·H | max(L₀, 4·V·H) + 2·V·H |
+| in fp32, of halves    | max(L + 2·V·H, 4·V·H) | the same               | the same               |
+| of fp32, or unwanted  | L                     | L₀                     | L₀                     |
+
+with L₀ = LOGITS_BYTES, or one row's logits where those are more, and V rounded up as rows of logits
+are. Of a budget in bytes a chunk has what d_W leaves. Losses by token take a slice's logits, and of
+several slices in half precision 2·tokens·H more, 4·tokens·H at least, to sum d_hidden. A split
+product holds parts as large as both its factors meanwhile, one of W's products 4·V·(rows + H)
+bytes, and adds up d_W of several chunks by way of another 4·V·H.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from math import inf, prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, linear
 
-from fusedlib.compat import is_transformed
-from fusedlib.launch import has_kernels
+from fusedlib import reference
+from fusedlib.compat import (
+    assert_async,
+    dispatch_mode_count,
+    is_transformed,
+    retains_graph,
+    saved_tensor_hooks,
+)
+from fusedlib.launch import (
+    INTERPRETED,
+    Config,
+    Launch,
+    architecture,
+    cdiv,
+    has_kernels,
+    launch_for,
+    next_power_of_2,
+)
+from fusedlib.op import call_prepared, declare, keep, operator
 from fusedlib.ops.arguments import (
     KERNEL_DTYPES,
-    autocast_enabled,
     cast_for_autocast,
     is_distributed,
     is_whole,
+    require_alike,
     require_number,
     require_tensors,
     shape_of,
 )
+from fusedlib.ops.matmul.function import multiply, splits
 
 MEMORY_PLANS = ("least", "balanced")
 REDUCTIONS = ("mean", "sum", "none")
+LEAST, BALANCED = -2, -1  # for bytes: budgets that depend on the shapes
+LOGITS_BYTES = 2**29  # smaller chunks of logits make products slower
+ROW_BYTES = 128
+ROWS = 128  # a chunk's rows are a multiple of a product's tile, if there are as many
+# What a program has of a row at a time, and a warp of that: each of an H200's 132 multiprocessors
+# has one row; on an H100 the 250 KiB of 128256 seem to leave its L2 before they are read again.
+# With as many warps the code for sm_100 spills 4 to 28 registers.
+BLOCK_BYTES, BLOCK_BYTES_BY_ARCHITECTURE, WARP_BYTES = 2**15, {100: 2**14}, 2**10
+SCALED_BLOCK, SCALED_WARPS = 4096, 8
+STATISTICS = 7  # of a token
+if INTERPRETED:
+    BLOCK_BYTES, SCALED_BLOCK = 256, 64  # small enough that a test's row has several
+
+Shape = tuple[int, ...]
+
+
+class Settings(NamedTuple):
+    """Numbers that decide what a loss is, and how it is computed."""
+
+    ignore_index: int = -100
+    label_smoothing: float = 0.0  # ε
+    z_loss: float = 0.0  # ζ
+    softcap: float = 0.0  # κ, or 0 for none
+    memory: int = BALANCED  # the budget of `plan`, bytes, LEAST or BALANCED
+    wants_hits: bool = False
+    temperature: float = 1.0  # τ, of losses by token alone
+    wants_entropy: bool = False  # of losses by token alone
 
 
 def linear_cross_entropy(
@@ -81,10 +157,10 @@ def linear_cross_entropy(
         ValueError: shapes, dtypes, devices or numbers that do not go together, operands that are
             sparse or nested, or less memory than the kernels can do with.
     """
-    return _loss_and_accuracy(
-        hidden, weight, target, bias, ignore_index, label_smoothing, z_loss, softcap, reduction,
-        token_weights, class_weights, memory, wants_accuracy=False,
-    )[0]  # fmt: skip
+    operands = hidden, weight, target, bias, token_weights, class_weights
+    numbers = ignore_index, label_smoothing, z_loss, softcap, reduction, memory
+    loss: Tensor = call_prepared(_prepare, operands, "target", *numbers)[0]
+    return loss
 
 
 def linear_cross_entropy_and_accuracy(
@@ -101,8 +177,14 @@ def linear_cross_entropy_and_accuracy(
         TypeError: an unknown setting, or an operand that is no tensor.
         ValueError: as `linear_cross_entropy`.
     """
-    settings = (linear_cross_entropy.__kwdefaults__ or {}) | settings
-    return _loss_and_accuracy(hidden, weight, target, **settings, wants_accuracy=True)
+    given = linear_cross_entropy.__kwdefaults__ or {}
+    if unknown := settings.keys() - given.keys():
+        raise TypeError(f"no such setting: {', '.join(unknown)}; there are {', '.join(given)}")
+    given = given | settings
+    operands = [given.pop(name) for name in ("bias", "token_weights", "class_weights")]
+    operands = [hidden, weight, target, *operands]
+    loss, accuracy, _ = call_prepared(_prepare, operands, "target", *given.values(), True)
+    return loss, accuracy
 
 
 def linear_log_probs(
@@ -163,201 +245,117 @@ def linear_log_probs(
         ValueError: shapes, dtypes, devices or numbers that do not go together, or operands that are
             sparse or nested.
     """
-    require_tensors("bias", hidden=hidden, weight=weight, tokens=tokens, bias=bias)
-    _check(hidden, weight, bias, tokens=tokens)
-    _check_numbers(ignore_index, 0.0, 0.0, softcap, "none", "balanced", temperature)
-    matrix, weight, bias, labels = _matrices(hidden, weight, bias, tokens)
-    settings = int(ignore_index), 0.0, 0.0, float(softcap or 0)
-    losses, _, entropies = _by_token(
-        matrix, weight, bias, labels, None, *settings, "balanced", False, float(temperature),
-        bool(entropy),
-    )  # fmt: skip
-    log_probs = (0.0 - losses).reshape(tokens.shape)  # of an ignored token 0, and not -0
-    return log_probs, entropies.reshape(tokens.shape) if entropy else None
+    operands = hidden, weight, tokens, bias, None, None
+    numbers = ignore_index, 0.0, 0.0, softcap, "none", "balanced", False, temperature, entropy
+    losses, _, entropies = call_prepared(_prepare, operands, "tokens", *numbers)
+    return 0.0 - losses, entropies  # of an ignored token 0, and not -0
 
 
-def _loss_and_accuracy(
-    hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, ignore_index: int,
-    label_smoothing: float, z_loss: float, softcap: float | None, reduction: str,
-    token_weights: Tensor | None, class_weights: Tensor | None, memory: str | int,
-    wants_accuracy: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The second result has no meaning where no accuracy is wanted."""
-    require_tensors(
-        "bias", "token_weights", "class_weights", hidden=hidden, weight=weight, target=target,
-        bias=bias, token_weights=token_weights, class_weights=class_weights,
-    )  # fmt: skip
-    _check(hidden, weight, bias, token_weights, class_weights, target=target)
-    _check_numbers(ignore_index, label_smoothing, z_loss, softcap, reduction, memory)
-    ignore_index = int(ignore_index)
-    matrix, weight, bias, labels = _matrices(hidden, weight, bias, target)
-    accurate = torch.float64 if matrix.dtype == torch.float64 else torch.float32
+def _prepare(
+    eager: bool, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None,
+    token_weights: Tensor | None, class_weights: Tensor | None, of_labels: str, *numbers: Any,
+) -> Callable[..., Any]:  # fmt: skip
+    """Check a call, whose labels are called so, and what `checked_settings` takes of it."""
+    _check(of_labels, hidden, weight, labels, bias, token_weights, class_weights)
+    runs = has_kernels(hidden.device) and not is_transformed()
+    runs = runs and not is_distributed(hidden, weight, bias)
+    return partial(_loss, checked_settings(*numbers), numbers[4], runs)
+
+
+def _loss(
+    settings: Settings, reduction: str, runs: bool, hidden: Tensor, weight: Tensor, target: Tensor,
+    bias: Tensor | None, token_weights: Tensor | None, class_weights: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """The loss and, if they are wanted, the accuracy and the tokens' entropies, by the kernels if
+    they run.
+    """
+    hidden, weight, bias = cast_for_autocast(hidden, weight, bias)
+    hidden, labels = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1).contiguous()
+    accurate = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     weights, by_class = (
         None if given is None else given.reshape(-1).to(accurate).contiguous()
         for given in (token_weights, class_weights)
     )
-    settings = ignore_index, float(label_smoothing), float(z_loss), float(softcap or 0)
-    valid = labels != ignore_index
+    valid = labels != settings.ignore_index
     if weights is not None:  # what an ignored token's is, nobody reads
         weights = weights.where(valid, 0)
-
-    def total() -> Tensor:
-        """What a mean divides by."""
-        if weights is None and by_class is None:
-            return valid.sum(dtype=accurate)
+    total = None  # what a mean divides by
+    if reduction == "mean" and weights is None and by_class is None:
+        total = valid.sum(dtype=accurate)
+    elif reduction == "mean":
         each = valid.to(accurate) if weights is None else weights
         if by_class is not None:  # an index out of range is an error of the loss itself
             each = each * by_class[labels.where(valid, 0).clamp(0, by_class.shape[0] - 1)]
-        return each.sum()
-
-    enabled = torch.is_grad_enabled()
-    by_token = reduction == "none" or (enabled and weights is not None and weights.requires_grad)
-    if not by_token and _runs_kernels(matrix, weight, bias):
-        from fusedlib.ops.loss import kernels
-        from fusedlib.ops.loss import operator as ops
-
-        wants = [enabled and t is not None and t.requires_grad for t in (matrix, weight, bias)]
-        budget = kernels.budget(memory)
-        if budget > 0:  # too little is an error of the call; else nobody asks how many tokens
-            kernels.plan(matrix.shape[0], weight, wants[1], budget)
-        loss, hits, *_ = ops.LOSS.operator(
-            matrix, weight, bias, labels, by_class, weights,
-            total() if reduction == "mean" else None, wants, *settings, budget, wants_accuracy,
-            1.0, False,
+        total = each.sum()
+    has_graph = torch.is_grad_enabled()
+    by_token = reduction == "none" or (has_graph and weights is not None and weights.requires_grad)
+    runs = runs and hidden.dtype in KERNEL_DTYPES
+    if runs and not by_token:
+        wants = [has_graph and t is not None and t.requires_grad for t in (hidden, weight, bias)]
+        if settings.memory > 0:  # too little is an error of the call; else nobody asks how many
+            plan(hidden.shape[0], weight, wants[1], settings.memory)
+        operands = hidden, weight, bias, labels, by_class, weights, total
+        loss, hits, *_ = LOSS(*operands, wants, *settings)
+        return loss, hits.sum() / valid.sum() if settings.wants_hits else None, None
+    if runs:
+        if settings.memory > 0:  # as there
+            slices(hidden.shape[0], weight, settings.memory)
+        computed = LOSS_BY_TOKEN(hidden, weight, bias, labels, by_class, *settings)[:3]
+    else:
+        computed = reference.token_losses(
+            hidden, weight, labels, bias=bias, class_weights=by_class, hits=settings.wants_hits,
+            ignore_index=settings.ignore_index, label_smoothing=settings.label_smoothing,
+            z_loss=settings.z_loss, softcap=settings.softcap, temperature=settings.temperature,
+            entropy=settings.wants_entropy,
         )  # fmt: skip
-        return loss, hits.sum() / valid.sum() if wants_accuracy else hits
-    losses, hits, _ = _by_token(
-        matrix, weight, bias, labels, by_class, *settings, memory, wants_accuracy, 1.0, False
-    )
-    if weights is not None:
-        losses = losses * weights
-    if reduction == "none":
-        return losses.reshape(target.shape), hits.reshape(target.shape if wants_accuracy else -1)
-    loss = losses.sum() / (total() if reduction == "mean" else 1)
-    return loss, hits.sum() / valid.sum() if wants_accuracy else hits
-
-
-def _matrices(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """The operands by autocast's rules, hidden (tokens, hidden) and target (tokens,)."""
-    operands = (hidden, weight) if bias is None else (hidden, weight, bias)
-    hidden, weight, *biases = cast_for_autocast(*operands)
-    matrix, labels = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1).contiguous()
-    return matrix, weight, biases[0] if biases else None, labels
-
-
-def _runs_kernels(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    supported = hidden.dtype in KERNEL_DTYPES and has_kernels(hidden.device)
-    return supported and not is_transformed() and not is_distributed(hidden, weight, bias)
-
-
-def _by_token(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
-    class_weights: Tensor | None, ignore_index: int, label_smoothing: float, z_loss: float,
-    softcap: float, memory: str | int, wants_hits: bool, temperature: float, wants_entropy: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Losses, hits and entropies (tokens,); the latter two have no meaning where not wanted."""
-    operands = hidden, weight, bias, target, class_weights
-    numbers, wanted = (ignore_index, label_smoothing, z_loss, softcap), (temperature, wants_entropy)
-    if not _runs_kernels(hidden, weight, bias):
-        return _plain(*operands, *numbers, wants_hits, *wanted)
-    from fusedlib.ops.loss import kernels
-    from fusedlib.ops.loss import operator as ops
-
-    budget = kernels.budget(memory)
-    if budget > 0:  # as there
-        kernels.slices(hidden.shape[0], weight, budget)
-    losses, hits, entropies, _ = ops.LOSS_BY_TOKEN.operator(
-        *operands, *numbers, budget, wants_hits, *wanted
-    )
-    return losses, hits, entropies
-
-
-def _plain(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
-    class_weights: Tensor | None, ignore_index: int, label_smoothing: float, z_loss: float,
-    softcap: float, wants_hits: bool, temperature: float, wants_entropy: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """`_by_token` in plain PyTorch."""
-    logits = linear(hidden, weight, bias)
-    if logits.dtype.itemsize == 2:
-        logits = logits.float()
-    if softcap:
-        logits = softcap * torch.tanh(logits / softcap)
-    if temperature != 1:
-        logits = logits / temperature
-    losses = cross_entropy(
-        logits, target, class_weights, ignore_index=ignore_index, reduction="none",
-        label_smoothing=label_smoothing,
-    )  # fmt: skip
-    valid = target != ignore_index
-    if z_loss:
-        squares = torch.logsumexp(logits, dim=-1).square()
-        if class_weights is not None:
-            squares = squares * class_weights[target.where(valid, 0)]
-        losses = losses + z_loss * squares.masked_fill(~valid, 0)
-    hits = logits.argmax(-1) == target if wants_hits else valid
-    entropies = losses
-    if wants_entropy:
-        log_p = torch.log_softmax(logits, -1)
-        entropies = -(log_p.exp() * log_p.masked_fill(log_p.isneginf(), 0)).sum(-1)
-        entropies = entropies.masked_fill(~valid, 0)
-    return losses, (hits & valid).float(), entropies
+    losses, hits, entropies = computed
+    losses = losses if weights is None else losses * weights
+    if reduction != "none":
+        loss = losses.sum() if total is None else losses.sum() / total
+        return loss, hits.sum() / valid.sum() if settings.wants_hits else None, None
+    shape = target.shape
+    hits = hits.reshape(shape) if settings.wants_hits else None
+    return losses.reshape(shape), hits, entropies.reshape(shape) if settings.wants_entropy else None
 
 
 def _check(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, token_weights: Tensor | None = None,
-    class_weights: Tensor | None = None, **target: Tensor,
+    of_labels: str, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None,
+    token_weights: Tensor | None = None, class_weights: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Raise where operands do not go together; `target` are the class numbers, by their name."""
-    ((labels_name, labels),) = target.items()
-    if hidden.ndim == 0:
-        raise ValueError("hidden must be (..., hidden), got a scalar")
-    width, tokens = hidden.shape[-1], tuple(hidden.shape[:-1])
-    if width == 0:
+    """Raise where operands do not go together; `of_labels` is what the caller calls the labels."""
+    named = {"hidden": hidden, "weight": weight, of_labels: labels}
+    others = {"bias": bias, "token_weights": token_weights, "class_weights": class_weights}
+    require_tensors(*others, **named, **others)
+    width, tokens = shape_of(hidden)[-1:], shape_of(hidden)[:-1]
+    if width in ((), (0,)):
         raise ValueError(
             f"hidden must be (..., hidden) with a width of at least 1, got {shape_of(hidden)}"
         )
-    if weight.ndim != 2 or weight.shape[1] != width or weight.shape[0] == 0:
+    if weight.ndim != 2 or weight.shape[1:] != width or weight.shape[0] == 0:
         raise ValueError(
-            f"weight must be (vocabulary, {width}) for hidden {shape_of(hidden)}; "
+            f"weight must be (vocabulary, {width[0]}) for hidden {shape_of(hidden)}; "
             f"got {shape_of(weight)}"
         )
-    expected: dict[str, tuple[Tensor, tuple[int, ...]]] = {labels_name: (labels, tokens)}
-    if bias is not None:
-        expected["bias"] = bias, (weight.shape[0],)
-    if token_weights is not None:
-        expected["token_weights"] = token_weights, tokens
-    if class_weights is not None:
-        expected["class_weights"] = class_weights, (weight.shape[0],)
-        if class_weights.requires_grad:
-            raise ValueError("class_weights must not require a gradient: the loss has none for it")
-    for name, (tensor, shape) in expected.items():
-        if shape_of(tensor) != shape:
-            raise ValueError(f"{name} must be {shape}, got {shape_of(tensor)}")
+    classes = shape_of(weight)[:1]
+    shapes = {of_labels: tokens, "bias": classes, "token_weights": tokens, "class_weights": classes}
+    for name, tensor in ({of_labels: labels} | others).items():
+        if tensor is not None and shape_of(tensor) != shapes[name]:
+            raise ValueError(f"{name} must be {shapes[name]}, got {shape_of(tensor)}")
+    if class_weights is not None and class_weights.requires_grad:
+        raise ValueError("class_weights must not require a gradient: the loss has none for it")
     if labels.dtype != torch.int64:
-        raise ValueError(f"{labels_name} must be torch.int64, class numbers; got {labels.dtype}")
-    named = {"hidden": hidden, "weight": weight} | {n: t for n, (t, _) in expected.items()}
-    for name, tensor in named.items():
-        if tensor.device != hidden.device:
-            raise ValueError(f"{name} is on {tensor.device}, hidden on {hidden.device}")
-        if name == labels_name:
-            continue
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name} must be of a floating-point dtype, got {tensor.dtype}")
-        same = tensor.dtype == hidden.dtype or name in ("token_weights", "class_weights")
-        if not same and not autocast_enabled(hidden.device.type):
-            raise ValueError(
-                f"{name} is {tensor.dtype}, hidden is {hidden.dtype}: they must have one "
-                "floating-point dtype, or run under autocast"
-            )
+        raise ValueError(f"{of_labels} must be torch.int64, class numbers; got {labels.dtype}")
+    if labels.device != hidden.device:
+        raise ValueError(f"{of_labels} is on {labels.device}, hidden on {hidden.device}")
+    require_alike("token_weights", "class_weights", hidden=hidden, weight=weight, **others)
 
 
-def _check_numbers(
-    ignore_index: int, label_smoothing: float, z_loss: float, softcap: float | None,
-    reduction: str, memory: str | int, temperature: float = 1.0,
-) -> None:  # fmt: skip
+def checked_settings(
+    ignore_index: int, label_smoothing: float = 0.0, z_loss: float = 0.0,
+    softcap: float | None = None, reduction: str = "none", memory: str | int = "balanced",
+    wants_hits: bool = False, temperature: float = 1.0, wants_entropy: bool = False,
+) -> Settings:  # fmt: skip
+    """The settings of a user's numbers; raises a ValueError where one is none or out of range."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
     is_byte_count = is_whole(memory) and int(memory) > 0
@@ -370,21 +368,498 @@ def _check_numbers(
         raise ValueError(f"ignore_index must be a whole number, got {ignore_index!r:.60}")
     if not -(2**63) <= ignore_index < 2**63:
         raise ValueError(f"ignore_index must be an int64, got {ignore_index}")
-    try:
-        smooth, squared = 0 <= label_smoothing <= 1, 0 <= z_loss < float("inf")
-        capped = softcap is None or 0 < softcap < float("inf")
-        tempered = 0 < temperature < float("inf")
-    except TypeError:
-        require_number("label_smoothing", label_smoothing)
-        require_number("z_loss", z_loss)
-        require_number("temperature", temperature)
-        require_number("softcap", softcap)
-        raise
-    if not smooth:
+    numbers = {"label_smoothing": label_smoothing, "z_loss": z_loss, "temperature": temperature}
+    for name, number in (numbers if softcap is None else numbers | {"softcap": softcap}).items():
+        require_number(name, number)
+    if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing!r}")
-    if not squared:
+    if not 0 <= z_loss < inf:
         raise ValueError(f"z_loss must be finite and not negative, got {z_loss!r}")
-    if not capped:
-        raise ValueError(f"softcap must be None, or finite and above 0, got {softcap!r}")
-    if not tempered:
+    if not 0 < temperature < inf:
         raise ValueError(f"temperature must be finite and above 0, got {temperature!r}")
+    if softcap is not None and not 0 < softcap < inf:
+        raise ValueError(f"softcap must be None, or finite and above 0, got {softcap!r}")
+    budget = int(memory) if is_byte_count else LEAST if memory == "least" else BALANCED
+    return Settings(
+        int(ignore_index), float(label_smoothing), float(z_loss), float(softcap or 0), budget,
+        wants_hits, float(temperature), bool(wants_entropy),
+    )  # fmt: skip
+
+
+# --- how many tokens, or classes, at a time ------------------------------------------------------
+
+
+class Plan(NamedTuple):
+    """How many tokens a chunk has, or classes a slice; what d_W, or d_hidden, is summed in; and
+    what that takes.
+
+    `memory` is the most bytes that exist at once beside the operands and the gradients in their
+    own dtypes: the logits and what fp32 sums take more than such a gradient does. Not counted are
+    some 20 bytes a token, and the parts of split products.
+    """
+
+    rows: int
+    sums: torch.dtype
+    memory: int
+
+    @classmethod
+    def of(
+        cls, rows: int, logits: int, half_sum_bytes: int, summed: bool, dtype: torch.dtype
+    ) -> Plan:
+        """Sums of fp32 are 4 bytes a number and half of them more than the gradient, which in half
+        precision is made of them at the end, when no logits are left.
+        """
+        if not (summed and half_sum_bytes):
+            return cls(rows, dtype, logits)
+        return cls(rows, torch.float32, max(logits + half_sum_bytes, 2 * half_sum_bytes))
+
+
+def row_stride(vocabulary: int, itemsize: int) -> int:
+    """Elements from one row of a chunk's logits to the next."""
+    round_to = ROW_BYTES // itemsize
+    return (vocabulary + round_to - 1) // round_to * round_to
+
+
+def plan(tokens: int, weight: Tensor, wants_weight: bool = True, memory: int = BALANCED) -> Plan:
+    """The plan of the fewest chunks within the memory: bytes, LEAST or BALANCED.
+
+    Raises:
+        ValueError: fewer bytes than chunks of one token take.
+    """
+    dtype = weight.dtype
+    row_bytes = row_stride(weight.shape[0], dtype.itemsize) * dtype.itemsize
+    half_sum_bytes = weight.numel() * 2 if wants_weight and dtype.itemsize == 2 else 0
+
+    def of_rows(rows: int) -> Plan:
+        summed = rows < tokens or dtype == torch.float16
+        return Plan.of(rows, rows * row_bytes, half_sum_bytes, summed, dtype)
+
+    if memory < 0:
+        share = row_bytes * weight.shape[1] if half_sum_bytes else 0  # d_W's bytes, of padded rows
+        logits = max(LOGITS_BYTES, share if memory == LEAST else 2 * share)
+        budget = logits + share
+    else:
+        budget = memory
+        logits = budget - half_sum_bytes
+    whole = of_rows(tokens)
+    if whole.memory <= budget:
+        return whole
+    rows, most = tokens, max(logits // row_bytes, 1)
+    if rows > most:
+        unit = ROWS if most >= ROWS else 1
+        chunks = cdiv(tokens, most // unit * unit)
+        rows = cdiv(cdiv(tokens, chunks), unit) * unit
+    chunked = of_rows(rows)
+    if memory > 0 and chunked.memory > budget:
+        least = min(whole.memory, of_rows(1).memory)
+        raise ValueError(
+            f"memory must be at least {least} bytes for {tokens} tokens and {dtype} weight "
+            f"{tuple(weight.shape)}, got {memory}: give more, or 'least' for the least that is fast"
+        )
+    return chunked
+
+
+def slices(tokens: int, weight: Tensor, memory: int = BALANCED) -> Plan:
+    """The plan of losses by token, over the fewest slices of the vocabulary within the memory:
+    bytes, or LEAST or BALANCED for LOGITS_BYTES, or what d_hidden's sum takes.
+
+    Raises:
+        ValueError: fewer bytes than the narrowest slices take.
+    """
+    (vocabulary, hidden), dtype = weight.shape, weight.dtype
+    unit = ROW_BYTES // dtype.itemsize
+    half_sum_bytes = tokens * hidden * 2 if dtype.itemsize == 2 else 0
+
+    def of_pieces(pieces: int) -> Plan:
+        classes, logits = min(pieces * unit, vocabulary), tokens * pieces * ROW_BYTES
+        return Plan.of(classes, logits, half_sum_bytes, classes < vocabulary, dtype)
+
+    pieces = cdiv(vocabulary, unit)
+    budget = memory if memory > 0 else max(LOGITS_BYTES, 2 * half_sum_bytes) + half_sum_bytes
+    whole = of_pieces(pieces)
+    if whole.memory <= budget:
+        return whole
+    most = max((budget - half_sum_bytes) // (tokens * ROW_BYTES), 1)
+    sliced = of_pieces(cdiv(pieces, cdiv(pieces, most)))
+    least = whole if whole.memory < sliced.memory else sliced
+    if 0 < memory < least.memory:
+        raise ValueError(
+            f"memory must be at least {least.memory} bytes for the losses of {tokens} tokens and "
+            f"{dtype} weight {tuple(weight.shape)}, got {memory}: give more, or 'least'"
+        )
+    return least
+
+
+# --- forward and backward ------------------------------------------------------------------------
+
+
+def loss_fwd(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
+    class_weights: Tensor | None, token_weights: Tensor | None, total: Tensor | None,
+    wants: list[bool], settings: Settings,
+) -> tuple[
+    Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor
+]:  # fmt: skip
+    """The sum of the losses, over `total` if there is one, its gradients, and their factor.
+
+    Returns:
+        loss, fp32; hits (tokens,), if wanted; a scalar, and d_hidden, d_W and d_b, each if it is in
+        `wants` (of hidden, weight, bias), whose product with the scalar is the gradient; and which
+        tokens are not ignored. The scalar is 0 where all are.
+    """
+    (tokens, _), vocabulary, dtype = hidden.shape, weight.shape[0], hidden.dtype
+    wants_hidden, wants_weight, wants_bias = wants
+    valid = target != settings.ignore_index
+    _check_targets(target, valid, vocabulary)
+    factor = scale = valid.any().to(torch.float32)
+    if total is not None:
+        scale = total.reciprocal()
+        if dtype == torch.float16:  # d_logits of weights that are 1 in the mean, then 1/n
+            count = valid.sum(dtype=torch.float32)
+            scale, factor = count / total, factor / count.clamp_min(1)
+    target = _aligned(target)
+    rows, sums, _ = plan(tokens, weight, wants_weight, settings.memory)
+    stride = row_stride(vocabulary, dtype.itemsize)
+    # A split product makes its own result, which serves where rows need no padding.
+    padded = stride != vocabulary or not splits(hidden[:rows], weight.t())
+    buffer = hidden.new_empty(rows if padded else 0, stride)
+    losses = hidden.new_empty(tokens, dtype=torch.float32)
+    hits = torch.empty_like(losses) if settings.wants_hits else None
+    d_hidden = hidden.new_empty(hidden.shape) if wants_hidden else None
+    no_sum = weight.new_zeros(weight.shape, dtype=sums) if wants_weight and not tokens else None
+    d_weight: Tensor | None = no_sum
+    d_bias = hidden.new_zeros(vocabulary, dtype=torch.float32) if wants_bias else None
+    for start in range(0, tokens, max(rows, 1)):
+        part = slice(start, start + rows)
+        h, weights = hidden[part], None if token_weights is None else token_weights[part]
+        hit = None if hits is None else hits[part]
+        out = buffer[: h.shape[0], :vocabulary] if padded else None
+        logits = _product(h, weight.t(), out, bias)
+        cross_entropy_rows(
+            logits, target[part], weights, class_weights, scale, losses[part], hit, settings,
+            gradient=any(wants),
+        )  # fmt: skip
+        if d_hidden is not None:
+            _product(logits, weight, out=d_hidden[part])
+        if wants_weight:
+            d_weight = _add_product(d_weight, logits.t(), h, sums)
+        if d_bias is not None:
+            d_bias += logits.sum(0, dtype=torch.float32)
+        del logits  # before the next chunk's are allocated
+    loss = losses.sum() if total is None else losses.sum() / total
+    return loss, hits, factor, d_hidden, d_weight, d_bias, valid
+
+
+def by_token_fwd(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
+    class_weights: Tensor | None, settings: Settings,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:  # fmt: skip
+    """Losses and, if wanted, hits and entropies (tokens,), fp32; and the tokens' statistics."""
+    _check_targets(target, target != settings.ignore_index, weight.shape[0])
+    statistics = hidden.new_zeros(STATISTICS, hidden.shape[0], dtype=torch.float32)
+    operands = hidden, weight, bias, target, class_weights, statistics
+    by_token_slices(*operands, None, [False] * 3, None, settings)
+    hits = statistics[5].clone() if settings.wants_hits else None
+    entropies = statistics[2].clone() if settings.wants_entropy else None
+    return statistics[4].clone(), hits, entropies, statistics
+
+
+def by_token_slices(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
+    class_weights: Tensor | None, statistics: Tensor, upstream: Tensor | None, wants: list[bool],
+    entropy_upstream: Tensor | None, settings: Settings,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """All slices by `by_token_rows`, by the same products without an upstream and with one; then
+    d_hidden, d_W and d_b, each if it is in `wants`.
+    """
+    (tokens, _), vocabulary = hidden.shape, weight.shape[0]
+    wants_hidden, wants_weight, wants_bias = wants
+    target = _aligned(target)
+    classes, sums, _ = slices(tokens, weight, settings.memory)
+    split = splits(hidden, weight[:classes].t())
+    padded = not split or row_stride(vocabulary, hidden.itemsize) != vocabulary
+    buffer = hidden.new_empty(tokens if padded else 0, row_stride(classes, hidden.itemsize))
+    d_hidden: Tensor | None = None
+    d_weight = weight.new_empty(weight.shape) if wants_weight else None
+    d_bias = weight.new_empty(vocabulary) if wants_bias else None
+    for first in range(0, vocabulary, classes):
+        part = slice(first, first + classes)
+        w, b = weight[part], None if bias is None else bias[part]
+        out = buffer[:, : w.shape[0]] if padded else None
+        logits = _product(hidden, w.t(), out, b)
+        by_token_rows(
+            logits, target, class_weights, statistics, first, vocabulary, settings, upstream,
+            entropy_upstream,
+        )  # fmt: skip
+        if wants_hidden:
+            d_hidden = _add_product(d_hidden, logits, w, sums)
+        if d_weight is not None:
+            _product(logits.t(), hidden, out=d_weight[part])
+        if d_bias is not None:
+            d_bias[part] = logits.sum(0, dtype=torch.float32)
+        del logits, out  # before the next slice's are allocated
+    del buffer  # before d_hidden's sum is rounded
+    return None if d_hidden is None else d_hidden.to(hidden.dtype), d_weight, d_bias
+
+
+def _check_targets(target: Tensor, valid: Tensor, vocabulary: int) -> None:
+    """Raise on the device, as torch's own loss does, where a target is no class; nobody waits."""
+    assert_async(
+        (((target >= 0) & (target < vocabulary)) | ~valid).all(),
+        f"a target or token is neither in [0, {vocabulary}) nor ignore_index",
+    )
+
+
+def _aligned(target: Tensor) -> Tensor:
+    """As labels without the first are not: a copy costs less than Triton's start."""
+    return target.clone() if target.data_ptr() % 16 else target
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor | None, bias: Tensor | None = None) -> Tensor:
+    """A B, or A B + bias, in `out` if there is one."""
+    if not splits(a, b):
+        return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+    product = multiply(a, b, bias=bias)
+    return product if out is None else out.copy_(product)
+
+
+def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """total + A B in `dtype`, in place; A B where there is no total."""
+    if splits(a, b):
+        product = multiply(a, b)
+        return product if total is None else total.add_(product)
+    wide: dict[str, Any] = {"out_dtype": dtype} if a.is_cuda and a.dtype != dtype else {}
+    if not wide:
+        a, b = a.to(dtype), b.to(dtype)
+    if total is None:
+        total = a.new_empty((a.shape[0], b.shape[1]), dtype=dtype)
+        return torch.mm(a, b, **wide, out=total)
+    return torch.addmm(total, a, b, **wide, out=total)
+
+
+def block_and_warps(stride: int, itemsize: int, arch: int, more: bool = False) -> tuple[int, int]:
+    """How a row of that stride is cut on an architecture: elements at a time, and warps.
+
+    Of a row that is computed with more than a plain loss, half as much at a time, a quarter in
+    fp32: a thread of fewer warps may have more registers, and spills none.
+    """
+    most = BLOCK_BYTES_BY_ARCHITECTURE.get(arch, BLOCK_BYTES) // itemsize
+    most >>= itemsize // 2 if more else 0
+    block = min(most, next_power_of_2(stride))
+    return block, max(block * itemsize // WARP_BYTES, 4)
+
+
+def cross_entropy_rows(
+    logits: Tensor, target: Tensor, token_weights: Tensor | None, class_weights: Tensor | None,
+    scale: Tensor, losses: Tensor, hits: Tensor | None, settings: Settings, *, gradient: bool,
+) -> None:  # fmt: skip
+    """Fill the losses and hits of logits (rows, vocabulary), `row_stride` apart, and where
+    `gradient` is set write d_logits over them.
+    """
+    rows, vocabulary = logits.shape
+    stride = row_stride(vocabulary, logits.itemsize)
+    numbers = settings.ignore_index, *settings[1:4]
+    constants = {
+        "GRADIENT": gradient, "WEIGHTED": token_weights is not None,
+        "BY_CLASS": class_weights is not None, "SMOOTHED": settings.label_smoothing != 0,
+        "CAPPED": settings.softcap != 0, "COUNTED": hits is not None,
+    }  # fmt: skip
+
+    def make() -> Launch:
+        from fusedlib.ops.loss.kernels import _cross_entropy_kernel
+
+        arch = architecture(logits.device) if logits.is_cuda else 0
+        more = constants["CAPPED"] or constants["BY_CLASS"] or constants["COUNTED"]
+        block, warps = block_and_warps(stride, logits.itemsize, arch, more)
+        scalars, cut = (vocabulary, stride, *numbers), {"BLOCK": block}
+        config, programs = Config(num_warps=warps), (rows, 1, 1)
+        return Launch(_cross_entropy_kernel, config, programs, (), scalars, constants | cut)
+
+    # What it does not read, it is given the losses for.
+    by_token = losses if token_weights is None else token_weights
+    by_class, hit = (losses if given is None else given for given in (class_weights, hits))
+    matrices = logits, target, by_token, by_class, scale, losses, hit
+    key = "loss", rows, vocabulary, *numbers, *constants.values(), logits.dtype, logits.device
+    launch_for(key, make, *matrices)(*matrices)
+
+
+def by_token_rows(
+    logits: Tensor, target: Tensor, class_weights: Tensor | None, statistics: Tensor, first: int,
+    vocabulary: int, settings: Settings, upstream: Tensor | None = None,
+    entropy_upstream: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Merge the logits of rows, of the classes from `first` on, into the rows' statistics; or write
+    d_logits over them, where an upstream of the losses is given, and maybe one of the entropies.
+    """
+    (rows, classes), stride = logits.shape, logits.stride(0)
+    if rows == 0:
+        return
+    numbers = (
+        vocabulary, first, classes, stride, settings.ignore_index, *settings[1:4],
+        1 / settings.temperature,
+    )  # fmt: skip
+    constants: dict[str, int] = {
+        "BY_CLASS": class_weights is not None, "SMOOTHED": settings.label_smoothing != 0,
+        "CAPPED": settings.softcap != 0, "ENTROPY": settings.wants_entropy, "BLOCK": SCALED_BLOCK,
+    }  # fmt: skip
+    # What it does not read, it is given the statistics for.
+    by_class = statistics if class_weights is None else class_weights
+    matrices: tuple[Tensor, ...] = logits, target, by_class, statistics
+    programs = rows, 1, 1
+    if upstream is None:
+        constants["COUNTED"] = settings.wants_hits
+    else:
+        programs = rows, cdiv(classes, SCALED_BLOCK), 1
+        constants["ENTROPY"] = entropy_upstream is not None
+        matrices += upstream, statistics if entropy_upstream is None else entropy_upstream
+
+    def make() -> Launch:
+        from fusedlib.ops.loss import kernels
+
+        forward, backward = kernels._by_token_kernel, kernels._by_token_backward_kernel
+        kernel, config = forward if upstream is None else backward, Config(num_warps=SCALED_WARPS)
+        return Launch(kernel, config, programs, (), numbers, constants)
+
+    key = "by token", rows, *numbers, *constants.values(), logits.dtype, logits.device
+    launch_for(key, make, *matrices)(*matrices)
+
+
+def fill_scaled(source: Tensor, result: Tensor, factor: Tensor, counts: Tensor) -> Tensor:
+    """Compute factor · source into `result`, contiguous both, which may be the source itself.
+
+    `counts` has a number for each row of the source, or one for all: where it is 0, so is the row.
+    """
+    count = source.numel()
+    if count:
+        scalars, matrices = (count, count // counts.numel()), (source, result, factor, counts)
+
+        def make() -> Launch:
+            from fusedlib.ops.loss.kernels import _scaled_kernel
+
+            constants = {"IN_PLACE": result is source, "BLOCK": SCALED_BLOCK}
+            config, programs = Config(num_warps=SCALED_WARPS), (cdiv(count, SCALED_BLOCK), 1, 1)
+            return Launch(_scaled_kernel, config, programs, (), scalars, constants)
+
+        key = "scaled", scalars, result is source, *(m.dtype for m in matrices), source.device
+        launch_for(key, make, *matrices)(*matrices)
+    return result
+
+
+# --- as operators --------------------------------------------------------------------------------
+
+
+def _shapes(hidden: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
+    _, target, *_, wants, settings = others
+    sums = torch.float32
+    if wants[1] and weight.dtype == torch.bfloat16:  # else nobody asks how many tokens there are
+        sums = plan(hidden.shape[0], weight, memory=settings.memory).sums
+    shapes = (hidden.shape, hidden.dtype), (weight.shape, sums), (weight.shape[:1], torch.float32)
+    gradients = (
+        hidden.new_empty(shape, dtype=dtype) if want else None
+        for (shape, dtype), want in zip(shapes, wants, strict=True)
+    )
+    one = hidden.new_empty((), dtype=torch.float32)
+    hits = one.new_empty(hidden.shape[0]) if settings.wants_hits else None
+    return one, hits, torch.empty_like(one), *gradients, torch.empty_like(target, dtype=torch.bool)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.dtype = inputs[0].dtype
+    ctx.owns_gradients = saved_tensor_hooks(False) is None
+    # Hits, if there are any; by the others a graph leads to all operands.
+    ctx.mark_non_differentiable(*(t for t in output[1:2] if t is not None))
+    ctx.save_for_backward(*output[2:])
+
+
+def _gradients(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    """The gradients of hidden, weight and bias."""
+    if upstream is None:
+        return (None,) * len(ctx.needs_input_grad)
+    factor, *unscaled, valid = ctx.saved_tensors
+    times, counts = factor * upstream, (valid, factor, factor)  # of d_W and d_b all rows or none
+    gradients = [
+        _scaled_gradient(ctx, d, times, own) if want else None
+        for d, own, want in zip(unscaled, counts, ctx.needs_input_grad[:3], strict=True)
+    ]
+    return *gradients, *(None,) * (len(ctx.needs_input_grad) - 3)
+
+
+def _scaled_gradient(ctx: Any, unscaled: Tensor, factor: Tensor, counts: Tensor) -> Tensor:
+    """factor · kept in the inputs' dtype, over what was kept if it may be."""
+    if type(unscaled) is not Tensor or dispatch_mode_count():
+        return SCALED(unscaled, factor, counts, ctx.dtype)
+    if not ctx.owns_gradients or unscaled.dtype != ctx.dtype or retains_graph():
+        return _scaled(unscaled, factor, counts, ctx.dtype)
+    unscaled = unscaled.detach()
+    return fill_scaled(unscaled, unscaled, factor, counts)
+
+
+def _scaled(source: Tensor, factor: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
+    """`fill_scaled` of a new tensor of `dtype`."""
+    return fill_scaled(source, _unscaled(source, factor, counts, dtype), factor, counts)
+
+
+def _unscaled(source: Tensor, factor: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
+    return source.new_empty(source.shape, dtype=dtype)
+
+
+def _shapes_by_token(hidden: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
+    settings = others[-1]
+    losses = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
+    wanted = settings.wants_hits, settings.wants_entropy
+    hits, entropies = (torch.empty_like(losses) if want else None for want in wanted)
+    return losses, hits, entropies, losses.new_empty(STATISTICS, hidden.shape[0])
+
+
+def _shapes_by_token_backward(
+    hidden: Tensor, weight: Tensor, *others: Any
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    shapes, wants = (hidden.shape, weight.shape, weight.shape[:1]), others[-3]
+    return tuple(hidden.new_empty(s) if w else None for s, w in zip(shapes, wants, strict=True))
+
+
+def _keep_by_token(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    ctx.set_materialize_grads(False)
+    _, hits, entropies, statistics = output
+    ctx.settings = Settings(*inputs[5:])
+    constant = hits, statistics, None if ctx.settings.wants_entropy else entropies
+    ctx.mark_non_differentiable(*(t for t in constant if t is not None))
+    keep(ctx, inputs[:5], statistics)
+
+
+def _gradients_by_token(
+    backward: Any, ctx: Any, upstream: Tensor | None, _: None, entropy_upstream: Tensor | None,
+    __: None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """The gradients of hidden, weight and bias."""
+    nothing = (None,) * len(ctx.needs_input_grad)
+    if entropy_upstream is not None:
+        entropy_upstream = entropy_upstream.contiguous()
+        upstream = torch.zeros_like(entropy_upstream) if upstream is None else upstream
+    if upstream is None:
+        return nothing
+    operands, wants = ctx.saved_tensors, list(ctx.needs_input_grad[:3])
+    gradients = backward(*operands, upstream.contiguous(), wants, entropy_upstream, *ctx.settings)
+    finished = (d if want else None for d, want in zip(gradients, wants, strict=True))
+    return *finished, *nothing[3:]
+
+
+def _product_flops(hidden: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    return 2 * prod(hidden) * weight[0]
+
+
+def _flops(hidden: Shape, weight: Shape, *others: Any, **_: Any) -> int:
+    """With the gradients that a forward computes, or with the logits that a backward does again."""
+    wants = others[5]  # of both operators
+    return _product_flops(hidden, weight) * (1 + wants[0] + wants[1])
+
+
+SCALED = operator("scaled", _scaled, _unscaled)
+LOSS = declare("linear_cross_entropy", loss_fwd, _shapes, keep=_keep, gradients=_gradients,
+               flops=_flops)  # fmt: skip
+LOSS_BY_TOKEN = declare(
+    "linear_cross_entropy_by_token", by_token_fwd, _shapes_by_token, keep=_keep_by_token,
+    gradients=_gradients_by_token, backward=(by_token_slices, _shapes_by_token_backward),
+    flops=_product_flops, backward_flops=_flops,
+)  # fmt: skip

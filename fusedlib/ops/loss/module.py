@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fusedlib.ops.loss.function import _check_numbers, linear_cross_entropy, linear_log_probs
+from fusedlib.ops.loss.function import checked_settings, linear_cross_entropy, linear_log_probs
 
 
 class _WithSettings(nn.Module):
@@ -44,7 +44,7 @@ class LinearCrossEntropyLoss(_WithSettings):
         class_weights: Tensor | None = None, memory: str | int = "balanced",
     ) -> None:  # fmt: skip
         super().__init__()
-        _check_numbers(ignore_index, label_smoothing, z_loss, softcap, reduction, memory)
+        checked_settings(ignore_index, label_smoothing, z_loss, softcap, reduction, memory)
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
         self.z_loss, self.softcap = z_loss, softcap
         self.reduction, self.memory = reduction, memory
@@ -84,7 +84,7 @@ class LinearLogProbs(_WithSettings):
         ignore_index: int = -100,
     ) -> None:  # fmt: skip
         super().__init__()
-        _check_numbers(ignore_index, 0.0, 0.0, softcap, "none", "balanced", temperature)
+        checked_settings(ignore_index, softcap=softcap, temperature=temperature)
         self.temperature, self.softcap = temperature, softcap
         self.entropy, self.ignore_index = entropy, ignore_index
 
