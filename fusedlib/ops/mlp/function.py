@@ -192,10 +192,8 @@ def _choose(
         if not compiled and not is_distributed(*tensors):
             # gate|up is stored where a gradient may be asked for.
             return partial(_run_operator, activation, save == "gate_up" and wants_gradient)
-    may_hook = torch.compiler.is_compiling() or keeps_by_hooks()
-    if save == "input" and wants_gradient and may_hook:
-        return partial(_run_again_in_backward, activation)
-    return partial(_plain_pytorch, activation)
+    again = save == "input" and wants_gradient
+    return partial(_run_again_in_backward if again else _plain_pytorch, activation)
 
 
 def _run_cast(run: Callable[..., Tensor], *operands: Tensor | None) -> Tensor:
@@ -228,8 +226,10 @@ def _run_operator(
     return result.reshape(*x.shape[:-1], result.shape[-1])
 
 
-def _run_again_in_backward(activation: str, *operands: Tensor | None) -> Tensor:
-    """Keep the operands alone, and compute again later."""
+def _run_again_in_backward(activation: str, *operands: Any) -> Tensor:
+    """Keep the operands alone and compute again later, where hooks on saved tensors may run."""
+    if not torch.compiler.is_compiling() and not keeps_by_hooks():
+        return _plain_pytorch(activation, *operands)
     # Views, whose memory stays what it is when an operand's is exchanged.
     views = [t if t is None or hasattr(t, BROUGHT_BACK) else t.view_as(t) for t in operands]
     y: Tensor = checkpoint(_plain_pytorch, activation, *views, use_reentrant=False)
