@@ -86,7 +86,10 @@ def call_prepared(
     """Call what `prepare(eager, *operands, *settings)` gives, on the operands.
 
     It checks the operands and chooses what computes them, without keeping any. A plain eager call
-    finds what was prepared for one like it: a key takes 2 µs, and checks may take more.
+    finds what was prepared for one like it: a key takes 2 µs, and checks may take more. The key
+    holds shapes, strides, dtypes, devices, who wants a gradient, grad mode, autocast and settings;
+    what else may change between calls (fp32 precision, hooks on saved tensors, a CUDA graph's
+    capture) is asked by what was prepared, each time.
     """
     key = _call_key(operands, settings)
     if key is None:
