@@ -4,7 +4,8 @@ Rows come from `Recorder.rows()`: one line a case and recording. A ratio is take
 where both sides ran in turns; a figure is of the newest recording, with the range over all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,23 +39,47 @@ def ratios(
         The rows but the baseline's, those without a partner left out.
     """
     keys = ["machine", "recording", *by]
-    measured = rows[rows[value].notna()] if value in rows else rows.iloc[:0]
-    other = measured[measured["provider"] == baseline].drop_duplicates(keys).set_index(keys)
-    mine = measured[measured["provider"] != baseline]
-    pairs = []
     samples = value.replace("median_ms", "samples_ms")
-    for row in mine.to_dict("records"):
-        key = tuple(row[k] for k in keys)
-        if key in other.index:
-            partner = other.loc[key]
-            pairs.append({**row, "ratio": _ratio(partner, row, value, samples)})
-    return pd.DataFrame(pairs, columns=[*rows.columns, "ratio"])
+    measured = rows[rows[value].notna()] if value in rows else rows.iloc[:0]
+    names = (value, samples, "in_turns")
+    lines = zip(*(_column(measured, name) for name in names), strict=True)
+    figures = [dict(zip(names, line, strict=True)) for line in lines]
+    sessions = list(zip(*(_column(measured, key) for key in keys), strict=True))
+    is_base = [provider == baseline for provider in _column(measured, "provider")]
+    partners: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    for session, line, base in zip(sessions, figures, is_base, strict=True):
+        if base:
+            partners.setdefault(session, line)
+    sides = [
+        None if base else partners.get(session)
+        for session, base in zip(sessions, is_base, strict=True)
+    ]
+    paired = [partner is not None for partner in sides]
+    found = [
+        _ratio(partner, line, value, samples)
+        for partner, line in zip(sides, figures, strict=True) if partner is not None
+    ]  # fmt: skip
+    both = pd.DataFrame(measured[np.array(paired, dtype=bool)]).reset_index(drop=True)
+    both.attrs = {}
+    for name in both.select_dtypes("category"):  # they name the baseline, too
+        both[name] = both[name].astype(object)
+    ratio = pd.Series(found, name="ratio", dtype=float)
+    return pd.concat([both.infer_objects(), ratio], axis=1)
 
 
-def _ratio(partner: pd.Series, row: dict, value: str, samples: str) -> float:
-    ours, theirs = row.get(samples), partner.get(samples)
+def _column(rows: pd.DataFrame, name: str) -> list[Any]:
+    """A column's values; None for one that is missing, which equals itself."""
+    if name not in rows:
+        return [None] * len(rows)
+    return rows[name].astype(object).where(rows[name].notna(), None).tolist()
+
+
+def _ratio(
+    partner: Mapping[str, Any], row: Mapping[str, Any], value: str, samples: str
+) -> float:  # fmt: skip
+    ours, theirs = row[samples], partner[samples]
     lists = isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs)
-    if lists and row.get("in_turns") is not False:
+    if lists and row["in_turns"] is not False:
         return float(np.median(np.asarray(theirs) / np.asarray(ours)))
     return float(partner[value] / row[value])
 
