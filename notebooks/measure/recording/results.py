@@ -20,7 +20,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusedlib.bench import machine as machines
-from fusedlib.bench.attempt import STATUSES
+from fusedlib.bench.attempt import STATUSES, looking_through_new_objects
 from fusedlib.bench.cases import Case, Row, differing, label
 from measure.recording import paths, provenance
 from measure.recording.files import write_whole
@@ -378,7 +378,9 @@ class Recorder:
         if not self.missing(asked):
             self.record(rows(asked))
             return
-        with turn_on(self._folder, self.study, self.is_over):
+        on_cpu = all(case.get("device") == "cpu" for case in asked)
+        searched = looking_through_new_objects() if on_cpu else nullcontext()
+        with turn_on(self._folder, self.study, self.is_over), searched:
             self._look()  # another run may have measured them meanwhile
             self.record(rows(asked))
 
