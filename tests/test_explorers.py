@@ -13,6 +13,7 @@ from fusedlib.bench import machine as machines
 from measure.recording import paths
 from press import replay, style
 from press.analysis import NoRowsError
+from press.claims import Claim
 from press.rows import Rows
 from press.running import config, parameters
 from report_sample import outputs_of
@@ -21,6 +22,13 @@ LOADED = config.load()
 STUDIES = {study.name: study for study in LOADED.studies}
 MOST = 8  # of the combinations that a cell may explore
 MACHINES = "nvidia-h200", "nvidia-h100"
+
+
+@pytest.fixture(autouse=True)
+def nothing_but_what_is_drawn(monkeypatch):
+    """Claims are evaluated by `tests/test_report_paper.py`; none reads a knob."""
+    monkeypatch.setattr(style, "svg", lambda fig: "<svg></svg>")
+    monkeypatch.setattr(Claim, "evaluate_all", lambda claim: None)
 
 
 def recorded_on(study: str) -> str:
@@ -65,7 +73,6 @@ def test_every_choice_and_this_machine_s_own_rows_are_drawn(monkeypatch, study):
     A rival that was not measured at a shape gave an IndexError of pandas, and the cell "This
     machine" merged rows of several directions, which a small profile did not have.
     """
-    monkeypatch.setattr(style, "svg", lambda fig: "<svg></svg>")
     monkeypatch.setattr(Rows, "explore", lambda rows, *menus: Every(rows, *menus))
     monkeypatch.setattr(replay, "LIVE", "not left out")
     notebook = nbformat.read(STUDIES[study].notebook, as_version=4)
@@ -80,12 +87,11 @@ def test_every_choice_and_this_machine_s_own_rows_are_drawn(monkeypatch, study):
 
 
 @pytest.mark.parametrize("part", (*STUDIES.values(), *LOADED.guides), ids=lambda part: part.name)
-def test_every_documented_value_of_a_knob_is_drawn(monkeypatch, part):
+def test_every_documented_value_of_a_knob_is_drawn(part):
     """All knobs at their second values, then at their third, and so on.
 
     `direction="backward"` in 03 drew QuACK alone and then raised a KeyError.
     """
-    monkeypatch.setattr(style, "svg", lambda fig: "<svg></svg>")
     choices = {
         name: [value for value in get_args(knob.kind) if repr(value) != knob.default]
         for name, knob in parameters.knobs(part).items() if get_origin(knob.kind) is Literal
