@@ -17,13 +17,13 @@ LOADED = config.load(paths.NOTEBOOKS / "study.toml")
 SMALLER = {
     "03_kernels": ("sweep_widths=64", "grid_tokens=16", "repetitions=2"),
     "04_memory": ("tokens=8,32", "layers=1,4"),
-    "05_warmup": ("models=nano", "warmups=0,2"),
+    "05_warmup": ("warmups=0,2",),
     "06_end_to_end": ("models=nano", "seconds=0"),
     "07_attention": ("contexts=256", "widths=64"),
     "08_profile": ("models=nano",),
     "09_model_memory": ("contexts=16", "segments=1,2"),
     "10_llama": ("train_steps=3", "batches=1", "contexts=16"),
-    "11_compilers": ("strategies=fsdp2-2", "parts=1,3"),
+    "11_compilers": ("strategies=fsdp2-2",),
     "12_precision": (
         "max_terms=1000", "kahan_terms=300", "seeds=2", "max_k=256", "core_max_k=256",
         "matmul_size=32", "reduced_k=64",
