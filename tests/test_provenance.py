@@ -62,7 +62,7 @@ def test_hashes_are_git_s_and_what_measures_nothing_has_none():
     actual = provenance.files()
     known = git("hash-object", *actual, at=paths.ROOT).split()
     assert dict(zip(actual, known, strict=True)) == actual
-    for wanted in ("fusedlib/ops/mlp/tiles.py", "fusedlib/bench/race.py", "notebooks/study.toml",
+    for wanted in ("fusedlib/ops/mlp/kernels.py", "fusedlib/bench/race.py", "notebooks/study.toml",
                    "notebooks/flawed_layer.py"):  # fmt: skip
         assert wanted in actual
     assert not [name for name in actual if name.startswith(("report/press/", "tests/", "report/"))]

@@ -70,7 +70,7 @@ def check_dtensors(mesh: DeviceMesh) -> None:
 
 def main() -> None:
     x = torch.randn(37, 48, device=DEVICE).to(DTYPE)
-    assert runs_fused_kernels(x)
+    assert runs_fused_kernels(x.device, x.dtype)
     with tempfile.TemporaryDirectory() as folder:
         backend = "gloo" if DEVICE == "cpu" else "nccl"
         dist.init_process_group(
