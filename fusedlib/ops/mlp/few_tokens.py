@@ -45,8 +45,14 @@ from fusedlib.ops.arguments import FEW_TOKENS
 from fusedlib.ops.blocks import load_block, store_block
 from fusedlib.ops.mlp import plan as plain
 from fusedlib.ops.mlp import route
-from fusedlib.ops.mlp.function import Gradients, WantedGradients
-from fusedlib.ops.mlp.route import ONE_WAVE, MLPProblem, count_tiles, smallest_config
+from fusedlib.ops.mlp.route import (
+    ONE_WAVE,
+    Gradients,
+    MLPProblem,
+    WantedGradients,
+    count_tiles,
+    smallest_config,
+)
 
 # From small to large: `route.smallest_config`. One H200, in a graph with a cold L2, µs,
 # here and cuBLAS: y at 512, 2048, 4096, 8192 and 16384: 6.0, 9.2, 18.2, 44.4, 144 and 6.2, 9.9,

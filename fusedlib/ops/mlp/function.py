@@ -60,6 +60,7 @@ from fusedlib.ops.arguments import (
 from fusedlib.ops.matmul.function import fp32_precision
 from fusedlib.ops.mlp import route
 from fusedlib.ops.mlp.activation import ACTIVATIONS, gelu_name
+from fusedlib.ops.mlp.route import Gradients, WantedGradients
 
 if TYPE_CHECKING:
     from fusedlib.ops.mlp.plan import Plan
@@ -292,10 +293,6 @@ def check_mlp(x: Tensor, w_gate: Any, w_up: Any, *w_down: Tensor) -> None:
 
 # --- plain eager mode ----------------------------------------------------------------------------
 
-# d_x, d_w_gate_up, d_w_down.
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
-# d_x, d_w_gate, d_w_up, d_w_down; that of a packed weight is d_w_gate.
-WantedGradients = tuple[bool, bool, bool, bool]
 SavedTensors = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 

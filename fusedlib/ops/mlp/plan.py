@@ -55,15 +55,16 @@ from fusedlib.ops.matmul.function import (
     splits,
 )
 from fusedlib.ops.mlp import route
-from fusedlib.ops.mlp.function import Gradients, WantedGradients
 from fusedlib.ops.mlp.kernels import _swiglu_bwd_kernel, _swiglu_fwd_kernel
 from fusedlib.ops.mlp.route import (
     POINTWISE,
     TILED,
     UNFUSED,
     WARP_SPECIALIZED,
+    Gradients,
     MLPProblem,
     Route,
+    WantedGradients,
     choose_config,
     choose_route,
 )

@@ -45,6 +45,12 @@ from fusedlib.ops.matmul.function import fp32_precision
 UNFUSED, TILED, WARP_SPECIALIZED = "apart", "tiles", "roles"
 
 
+# d_x, d_w_gate_up, d_w_down.
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+# d_x, d_w_gate, d_w_up, d_w_down; that of a packed weight is d_w_gate.
+WantedGradients = tuple[bool, bool, bool, bool]
+
+
 class MLPProblem(NamedTuple):
     """An MLP on operands of certain sizes and dtype: all that a plan depends on.
 
