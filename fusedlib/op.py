@@ -121,7 +121,9 @@ def _autocast(operands: Sequence[Tensor | None]) -> Any:
     """The state of autocast for the operands' device."""
     if not autocasts_anywhere():
         return None
-    device = next(t.device.type for t in operands if t is not None)
+    device = next((t.device.type for t in operands if t is not None), "meta")
+    if device == "meta":  # which has none, and torch raises
+        return None
     return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
 

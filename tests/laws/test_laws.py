@@ -758,10 +758,13 @@ def test_float64_is_plain_pytorch(operation, device):
 
 @of(PUBLIC)
 def test_without_memory_or_values(operation):
-    """On the meta device, and under a mode of fake tensors: shapes and dtypes, and gradients'."""
+    """On the meta device, which has no autocast, and under a mode of fake tensors: shapes and
+    dtypes, and gradients'.
+    """
     case = Case(operation, "cpu")
     real = case.results()
-    for mode in (nullcontext(), torch._subclasses.FakeTensorMode()):
+    elsewhere = torch.autocast("cpu", torch.bfloat16)
+    for mode in (nullcontext(), elsewhere, torch._subclasses.FakeTensorMode()):
         place = getattr(mode, "from_tensor", lambda t: t.to("meta"))
         given = {n: place(t.detach()).requires_grad_(t.requires_grad)
                  for n, t in case.operands.items()}  # fmt: skip
