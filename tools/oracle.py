@@ -103,6 +103,7 @@ def bits(before: ModuleType, after: ModuleType, chosen: str) -> int:
             wrong = [n for old, new in pairs for n in new if not alike(old[n], new[n])]
             wrong += ["launches"] * (found[0][1] != found[1][1])
             tried, differ = tried + 1, differ + bool(wrong)
+            print(end="." if tried % 80 else f". {name}\n", flush=True)
             if wrong:
                 print(f"{name}, {dtype}, {sizes or 'its sizes'}: {', '.join(wrong)}", flush=True)
                 if "launches" in wrong:

@@ -458,7 +458,10 @@ def operations(library: ModuleType) -> dict[str, Operation]:
         "swiglu_mlp by TMA": half(
             sizes={"t": 68, "h": 72, "i": 80}, tuning=TMA, size_multiple=8
         ),
-        "swiglu_mlp by tiles": half(gpu_tuning=ONLY_TILES, more_gpu_sizes=MLP_BORDERS[4:8]),
+        "swiglu_mlp by tiles": half(
+            gpu_sizes={"t": 165, "h": 208, "i": 336}, gpu_tuning=ONLY_TILES,
+            more_gpu_sizes=({"t": 517, "h": 384, "i": 1072}, *MLP_BORDERS[4:8]),
+        ),
         "swiglu_mlp split": swiglu_mlp(
             bound=bounds.swiglu_mlp, dtypes=FP32, sizes={"t": 130, "h": 48, "i": 80},
             gpu_sizes={"t": 1032, "h": 1024, "i": 4096}, tuning=SPLIT | {"mlp_fuses_fp32": False},

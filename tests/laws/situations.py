@@ -555,6 +555,7 @@ class Situation:
     # and gradients are compared with float64, the errors of the unpatched model as the measure.
     tolerance: float | None = None
     by_truth: bool = False
+    half: bool = False  # products are in half precision, whatever the model's dtype
     # What the report has: how many modules by each of `SWITCHES`, and a word of why one is left.
     replaced: str = ""
     left: dict[str, str] = field(default_factory=dict)
@@ -931,7 +932,7 @@ TRUTHS = {
     **{f"{name}, bfloat16": of_family(
         name, "bfloat16", config={"hidden_size": 128}, by_truth=True, use=learned)
        for name in ("Phi3", "Olmo2", "Olmo3", "SmolLM3", "Granite", "Gemma", "Gemma2")},
-    **{f"{name}, autocast": truth(family=name, dtype="float32", use=under_autocast)
+    **{f"{name}, autocast": truth(family=name, dtype="float32", half=True, use=under_autocast)
        for name in ("Llama", "Qwen3")},
     "Llama, compiled": truth(dtype="float32", config=ONE_LAYER,
                              use=partial(compiled, backend="aot_eager")),

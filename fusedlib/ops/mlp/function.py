@@ -141,7 +141,7 @@ def geglu_mlp(
 def gated_mlp(activation: str, save: str, x: Tensor, w_gate_up: GateUp, *w_down: Tensor) -> Tensor:
     """`swiglu_mlp`, or `swiglu` where no w_down is given, with one of ACTIVATIONS."""
     operands = x, *_split_weights(w_gate_up), w_down[0] if w_down else None
-    result: Tensor = call_prepared(_prepare, operands, activation, save, bool(w_down))
+    result: Tensor = call_prepared(_prepare, operands, activation, save, len(w_down) > 0)
     return result
 
 

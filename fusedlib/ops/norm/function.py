@@ -99,7 +99,10 @@ def _prepare(
     if is_distributed(x, weight, residual):
         return plain
     if eager and residual is None and _suits_torch(x, weight):
-        return partial(_by_torch, float(eps), cast == "hf")
+        rounds_twice = cast == "hf" and weight is not None and x.dtype is not torch.float32
+        learns = x.requires_grad or (weight is not None and weight.requires_grad)
+        wants_graph = torch.is_grad_enabled() and learns
+        return partial(_by_torch, x.shape[-1:], float(eps), cast == "hf", rounds_twice, wants_graph)
     return partial(_by_kernels, float(eps), cast == "hf")
 
 
@@ -137,7 +140,10 @@ def _suits_torch(x: Tensor, weight: Tensor | None) -> bool:
     )
 
 
-def _by_torch(eps: float, hf: bool, x: Tensor, weight: Tensor | None, _: None) -> Tensor:
+def _by_torch(
+    width: torch.Size, eps: float, hf: bool, rounds_twice: bool, wants_graph: bool, x: Tensor,
+    weight: Tensor | None, _: None,
+) -> Tensor:  # fmt: skip
     """`rms_norm` by `torch.rms_norm`, which rounds once.
 
     Where "hf" rounds twice, that gives the graph alone: gradients do not depend on y's rounding.
@@ -146,13 +152,13 @@ def _by_torch(eps: float, hf: bool, x: Tensor, weight: Tensor | None, _: None) -
     if is_capturing():
         y: Tensor = _by_kernels(eps, hf, x, weight, None)
         return y
-    width = x.shape[-1:]
-    if not hf or weight is None or x.dtype is torch.float32:
+    if not rounds_twice:
         return torch.rms_norm(x, width, weight, eps)
+    if not wants_graph:
+        return torch.rms_norm(x, width, None, eps).mul_(weight)
     normed = torch.rms_norm(x.data, width, None, eps)
-    wants_graph = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    y = torch.rms_norm(x, width, weight, eps) if wants_graph else normed
-    torch.mul(normed, weight.data, out=y.data)
+    y = torch.rms_norm(x, width, weight, eps)
+    torch.mul(normed, weight.data, out=y.data)  # type: ignore[union-attr]
     return y
 
 
