@@ -65,11 +65,11 @@ def small_tiles():
         yield
 
 
+# --- the numbers ---------------------------------------------------------------------------------
+
 # What the loss of a few tokens may err in half precision: of one number the unpatched model's error
 # is no measure, for it may be nearly 0.
 LOSS_IN_HALF = 2.0**-15
-
-# --- the numbers ---------------------------------------------------------------------------------
 
 
 def differences(found: dict[str, Any], wanted: dict[str, Any], share: float) -> list[str]:

@@ -99,10 +99,10 @@ def _prepare(
     if is_distributed(x, weight, residual):
         return plain
     if eager and residual is None and _suits_torch(x, weight):
-        rounds_twice = cast == "hf" and weight is not None and x.dtype is not torch.float32
-        learns = x.requires_grad or (weight is not None and weight.requires_grad)
-        wants_graph = torch.is_grad_enabled() and learns
-        return partial(_by_torch, x.shape[-1:], float(eps), cast == "hf", rounds_twice, wants_graph)
+        if cast == "litgpt" or weight is None or x.dtype is torch.float32:
+            return partial(_by_torch, float(eps), cast == "hf")
+        wants_graph = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+        return partial(_by_torch_rounding_twice, float(eps), wants_graph)
     return partial(_by_kernels, float(eps), cast == "hf")
 
 
@@ -140,25 +140,27 @@ def _suits_torch(x: Tensor, weight: Tensor | None) -> bool:
     )
 
 
-def _by_torch(
-    width: torch.Size, eps: float, hf: bool, rounds_twice: bool, wants_graph: bool, x: Tensor,
-    weight: Tensor | None, _: None,
-) -> Tensor:  # fmt: skip
-    """`rms_norm` by `torch.rms_norm`, which rounds once.
+def _by_torch(eps: float, hf: bool, x: Tensor, weight: Tensor | None, _: None) -> Any:
+    """`rms_norm` by `torch.rms_norm`; a CUDA graph gets the kernels, for there no host waits."""
+    if is_capturing():
+        return _by_kernels(eps, hf, x, weight, None)
+    return torch.rms_norm(x, x.shape[-1:], weight, eps)
 
-    Where "hf" rounds twice, that gives the graph alone: gradients do not depend on y's rounding.
-    A CUDA graph gets the kernels, for there no host waits.
+
+def _by_torch_rounding_twice(
+    eps: float, wants_graph: bool, x: Tensor, weight: Tensor, _: None
+) -> Any:  # fmt: skip
+    """`_by_torch` with the casts of "hf". `torch.rms_norm` with a weight rounds once, and gives the
+    graph alone: gradients do not depend on y's rounding.
     """
     if is_capturing():
-        y: Tensor = _by_kernels(eps, hf, x, weight, None)
-        return y
-    if not rounds_twice:
-        return torch.rms_norm(x, width, weight, eps)
+        return _by_kernels(eps, True, x, weight, None)
+    width = x.shape[-1:]
     if not wants_graph:
         return torch.rms_norm(x, width, None, eps).mul_(weight)
     normed = torch.rms_norm(x.data, width, None, eps)
     y = torch.rms_norm(x, width, weight, eps)
-    torch.mul(normed, weight.data, out=y.data)  # type: ignore[union-attr]
+    torch.mul(normed, weight.data, out=y.data)
     return y
 
 
