@@ -147,12 +147,13 @@ class BoundedCache(dict[Hashable, Value]):
 
 _CHANGING = threading.Lock()
 PREPARED: BoundedCache[Any] = BoundedCache()
+_MISSING = object()
 
 
 def prepared(key: Hashable, prepare: Callable[..., Any], *arguments: Any) -> Any:
     """What `prepare(*arguments)` gave for the key; the key holds all that it depends on."""
-    found = PREPARED.get(key)
-    if found is None:
+    found = PREPARED.get(key, _MISSING)
+    if found is _MISSING:
         found = PREPARED[key] = prepare(*arguments)
     return found
 

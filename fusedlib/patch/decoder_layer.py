@@ -22,7 +22,7 @@ from torch.nn import Parameter
 from torch.nn.functional import linear
 
 from fusedlib import compat
-from fusedlib.launch import BoundedCache
+from fusedlib.launch import prepared
 from fusedlib.op import first_order, is_plain_eager, keep
 from fusedlib.ops.arguments import autocast_enabled, contiguous_and_aligned
 from fusedlib.ops.mlp.function import gradients as mlp_gradients
@@ -58,9 +58,6 @@ class LayerPlan(NamedTuple):
     mlp: Plan
 
 
-_PLANS: BoundedCache[LayerPlan | None] = BoundedCache()
-
-
 def plan_for_call(
     x: Tensor, tables: tuple[Tensor, Tensor], weights: list[Any], biases: list[Any],
     eps: list[float], head_dim: int, activation: str,
@@ -88,9 +85,10 @@ def plan_for_call(
         key = *map(METADATA, operands), len(present), *eps, head_dim, activation
     except AttributeError:  # a weight that is None
         return None
-    if key not in _PLANS:
-        _PLANS[key] = _make_plan(operands, len(present), eps, head_dim, activation)
-    return _PLANS[key]
+    plan: LayerPlan | None = prepared(
+        (_make_plan, *key), _make_plan, operands, len(present), eps, head_dim, activation
+    )
+    return plan
 
 
 def _make_plan(

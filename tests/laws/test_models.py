@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusedlib
 import limits
+from called import note_launches
 from fusedlib import tuning
 from fusedlib.bench.check import Errors, errors, misses
 from fusedlib.patch import cache_argument
@@ -356,6 +357,17 @@ def test_training_never_builds_the_logits(device):
             model(ids, labels=labels).loss.backward()
         found.append(largest.elements)
     assert found[0] >= ids.numel() * 512 > found[1]
+
+
+@pytest.mark.interpreter
+def test_numbers_of_tuning_reach_a_layer_that_has_run(monkeypatch, device):
+    """An ablation once measured nothing, for layers kept the plan of their first call."""
+    model, (ids, _) = patched_model(device=device, dtype=torch.bfloat16), tokens(device)
+    model(ids)
+    with tuning.override(mlp_unfused_tokens=1 << 40):
+        started = note_launches(monkeypatch)
+        model(ids)
+    assert started and "_swiglu_fwd_kernel" not in started
 
 
 # --- masks, and arguments ------------------------------------------------------------------------
