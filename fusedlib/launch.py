@@ -113,7 +113,7 @@ def current_device(like: Tensor) -> AbstractContextManager[object]:
 
 
 def _device(index: int) -> AbstractContextManager[object]:
-    return torch.cuda.device(index) if index >= 0 else nullcontext()
+    return nullcontext() if index < 0 or index == current_index() else torch.cuda.device(index)
 
 
 def bind_context() -> None:

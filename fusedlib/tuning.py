@@ -33,10 +33,9 @@ PLACES = {
     "split_least_work": ("ops.matmul.function", "MIN_SPLIT_WORK"),
     "split_span": ("ops.matmul.function", "SPAN"),
     "split_interpreter_config": ("ops.matmul.function", "INTERPRETER"),
-    "mlp_interpreter_config": ("ops.mlp.route", "INTERPRETER"),
+    "mlp_interpreter_config": ("ops.blocks", "INTERPRETER"),
     "mlp_fuses_fp32": ("ops.mlp.route", "FUSES_FP32"),
     "mlp_unfused_tokens": ("ops.mlp.route", "MAX_UNFUSED_TOKENS"),
-    "mlp_one_wave_configs": ("ops.mlp.route", "ONE_WAVE_CONFIGS"),
     "mlp_warp_specialized": ("ops.mlp.route", "WARP_SPECIALIZED_KERNELS"),
     "qkv_joined_elements": ("ops.qkv.function", "MOST_JOINED"),
 }

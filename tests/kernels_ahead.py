@@ -18,12 +18,12 @@ from triton.runtime import JITFunction
 
 from fusedlib import tuning
 from fusedlib.launch import Config
+from fusedlib.ops import blocks
 from fusedlib.ops.loss import function as linear_cross_entropy
 from fusedlib.ops.matmul import function as matmul
 from fusedlib.ops.mlp import few_tokens, hopper
-from fusedlib.ops.mlp import plan as swiglu
-from fusedlib.ops.mlp import route as swiglu_configs
-from fusedlib.ops.mlp.route import UNALIGNED
+from fusedlib.ops.mlp import kernels as swiglu
+from fusedlib.ops.mlp.kernels import UNALIGNED
 from fusedlib.ops.norm import function as rms_norm
 from fusedlib.ops.qkv import kernels as projections
 from fusedlib.ops.rope import function as rope
@@ -61,16 +61,14 @@ def backward(
 def calls_of_swiglu(arch: int) -> Calls:
     """Everything that may be launched there."""
     directions = {
-        "fwd half": (forward, "forward", swiglu_configs.FORWARD),
-        "bwd half": (partial(backward, BACKWARD), "backward", swiglu_configs.BACKWARD),
-        "bwd half in place": (partial(backward, IN_PLACE), "backward", swiglu_configs.BACKWARD),
+        "fwd half": (forward, "forward", swiglu.FORWARD),
+        "bwd half": (partial(backward, BACKWARD), "backward", swiglu.BACKWARD),
+        "bwd half in place": (partial(backward, IN_PLACE), "backward", swiglu.BACKWARD),
     }
     for name, (call, direction, table) in directions.items():
         yield name, partial(call, table[arch])
-        for small in swiglu_configs.few_tokens_configs(direction, arch):
+        for small in swiglu.few_tokens_configs(direction, arch):
             yield f"{name} few tokens {small.block_n} wide", partial(call, small)
-        for tile in swiglu_configs.ONE_WAVE_CONFIGS.get((direction, arch), (0, ()))[1]:
-            yield f"{name} at once {tile.block_m} by {tile.block_n}", partial(call, tile)
         if "in place" not in name:
             yield f"{name} unaligned", partial(call, UNALIGNED, WIDE + 1)
         for activation in ("gelu", "gelu_tanh"):
@@ -78,36 +76,33 @@ def calls_of_swiglu(arch: int) -> Calls:
     for (kind, dtype), (even, width) in product(
         {"half": BF16, "ieee": FP32}.items(), {"": WIDE, " unaligned": WIDE + 1}.items()
     ):
-        call = partial(backward, POINTWISE, swiglu_configs.POINTWISE, width, dtype)
+        call = partial(backward, POINTWISE, swiglu.POINTWISE, width, dtype)
         yield f"bwd {kind} pointwise{even}", call
         for activation in ("gelu", "gelu_tanh"):
             yield f"bwd {kind} pointwise{even} {activation}", partial(call, activation=activation)
-    for module in (few_tokens, projections):
+    for module in (blocks, projections):
         module.architecture = lambda _: arch
     card, widths = torch.device("meta"), (WIDE, 1024, 1024)
-    deepest = 256 if arch in few_tokens.D_X_CONFIGS else 64
-    for config in few_tokens.ROW_PRODUCT_CONFIGS.get(arch, few_tokens.DEFAULT_CONFIGS):
-        for module in (few_tokens, projections):
-            module.choose_config = lambda *_, config=config, **__: config
+    deepest = 256 if arch in blocks.D_X_CONFIGS else 64
+    for config in projections.PRODUCT_CONFIGS.get(arch, blocks.DEFAULT_CONFIGS):
+        projections.few_tokens_config = lambda *_, config=config, **__: config
         size = f"{config.block_m} by {config.block_n}"
-        if config.block_m == 64:
-            launch = few_tokens.down_launch(card, 37, WIDE, WIDE)
-            yield f"few down {size}", partial(launch, *[meta(37, WIDE)] * 3)
         for biased in (False, True):
-            launch = projections._forward_launch(card, 37, WIDE, widths, biased)
+            launch = projections.projections_launch(card, 37, WIDE, widths, biased)
             name = f"few projections {size}{', biased' * biased}"
             yield name, partial(launch, *[meta(37, WIDE)] * 10)
     projections.SMALL_WEIGHTS = 1 << 40
     for config, tokens in product(
-        few_tokens.D_X_CONFIGS.get(arch, few_tokens.DEFAULT_CONFIGS), (64, 128, 256)
+        blocks.D_X_CONFIGS.get(arch, blocks.DEFAULT_CONFIGS), (64, 128, 256)
     ):
         if tokens > deepest:
             continue
-        few_tokens.choose_config = lambda *_, config=config, **__: config
+        blocks.few_tokens_config = lambda *_, config=config, **__: config
         size = f"{config.block_m} by {config.block_n} of {tokens} tokens"
-        launch = few_tokens.gradients_launch((True, True, True), card, tokens, WIDE, WIDE)
-        yield f"few gradients {size}", partial(launch, *[meta(tokens, WIDE)] * 9)
-        launch = projections._gradients_launch(card, tokens, WIDE, widths)
+        if tokens <= 128:
+            launch = few_tokens.gradients_launch((True, True, True), card, tokens, WIDE, WIDE)
+            yield f"few gradients {size}", partial(launch, *[meta(tokens, WIDE)] * 9)
+        launch = projections.gradients_launch(card, tokens, WIDE, widths)
         yield f"few gradients of projections {size}", partial(launch, *[meta(tokens, WIDE)] * 11)
 
 

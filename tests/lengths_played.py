@@ -81,12 +81,12 @@ def play(arch: int, processors: int) -> None:
     )
     op.PLAIN_TYPES = frozenset((Paper, torch.Tensor, Parameter))
     from fusedlib.ops.matmul import function as matmul
-    from fusedlib.ops.mlp import few_tokens, plan
+    from fusedlib.ops.mlp import few_tokens, plan, products
 
     by_rows = lambda a, b, _=None: paper((a.shape[0], b.shape[0]), a.dtype)  # noqa: E731
     by_columns = lambda a, b, _=None: paper((a.shape[0], b.shape[1]), a.dtype)  # noqa: E731
     over_tokens = lambda a, b: paper((a.shape[1], b.shape[1]), a.dtype)  # noqa: E731
-    plain = plan.Products(
+    plain = products.Products(
         *[by_rows] * 2, *[by_columns] * 2, *[over_tokens] * 2
     )  # fmt: skip
     plan.TORCH_PRODUCTS = plan.TORCH_FP32_PRODUCTS = plain

@@ -19,7 +19,6 @@ from fusedlib import rms_norm, rope, tuning
 from fusedlib.ops.loss.function import linear_cross_entropy, linear_log_probs, plan, slices
 from fusedlib.ops.matmul.function import multiply
 from fusedlib.ops.mlp import route
-from fusedlib.ops.mlp import route as swiglu_configs
 from fusedlib.ops.mlp.function import swiglu
 from measure.accumulate_kernel import accumulate_fwd
 from swiglu_checks import mlp as mlp_of
@@ -80,7 +79,6 @@ def mlp(tokens: int, hidden: int, inner: int) -> None:
 @run("swiglu-tma")
 @patch.object(route, "max_unfused_tokens", return_value=route.FEW_TOKENS)
 @patch.object(route, "_runs_warp_specialized", return_value=False)
-@patch.dict(swiglu_configs.ONE_WAVE_CONFIGS, clear=True)
 def swiglu_tma(*_: object) -> None:
     """The fused kernels, where Hopper takes cuBLAS's product and a pointwise kernel."""
     mlp(130, 64, 96)

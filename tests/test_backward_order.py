@@ -12,7 +12,7 @@ import swiglu_checks as checks
 from called import Called
 from fusedlib import swiglu_mlp, tuning
 from fusedlib.ops.mlp.function import SAVES
-from fusedlib.ops.mlp.plan import is_d_w_down_last
+from fusedlib.ops.mlp.products import is_d_w_down_last
 from interpreter import passed_in_the_interpreter
 from measure import mlp_ledger, pass_memory
 from measure.mlp_ledger import FUSED, FUSED_INPUT, SPLIT, SPLIT_INPUT, total

@@ -20,8 +20,9 @@ from fusedlib import geglu_mlp, reference, swiglu_mlp, tuning
 from fusedlib import launch as devices
 from fusedlib.bench import check
 from fusedlib.bench.settings import matmul_settings
-from fusedlib.ops.mlp import plan, route
+from fusedlib.ops.mlp import products, route
 from fusedlib.ops.mlp.function import SAVES, path_of
+from fusedlib.ops.mlp.kernels import fwd_launch
 from gradient_checks import close, same
 from interpreter import INTERPRETED, passed_in_the_interpreter
 from measure.recording import paths
@@ -103,14 +104,17 @@ def test_where_hopper_s_kernel_does_not_compile_another_runs_and_a_warning_says_
     def fails(*_: object) -> None:
         raise PTXASError("no such instruction")
 
-    roles = SimpleNamespace(forward_launch=plan.fwd_launch, backward_launch=lambda *_: fails)
-    monkeypatch.setattr(plan, "hopper", roles)
-    monkeypatch.setattr(route, "_runs_warp_specialized", lambda _: plan.hopper is not None)
+    roles = SimpleNamespace(forward_launch=fwd_launch, backward_launch=lambda *_: fails)
+    monkeypatch.setattr(route, "_import_hopper", lambda: roles)
+    monkeypatch.setattr(route, "_NOT_COMPILED", [])
+    monkeypatch.setattr(
+        route, "_runs_warp_specialized", lambda _: route.hopper_kernels() is not None
+    )
     said = pytest.warns(RuntimeWarning, match="slower kernel runs.*no such instruction")
     with tuning.override(mlp_unfused_tokens=route.FEW_TOKENS), said as told:
         for tokens in (70, 66):
             assert misses(*small(device, "float16", (tokens, 48, 80))) == []
-    assert len(told) == 1 and plan.hopper is None
+    assert len(told) == 1 and route.hopper_kernels() is None
 
 
 SPLIT = {"split_least_size": 1, "split_least_results": 1, "split_least_work": 1, "split_span": 128,
@@ -266,8 +270,8 @@ def test_the_peak_is_that_of_the_chosen_order(monkeypatch, order):
     """d_w_down last, where the tokens are few for the width."""
     tokens, hidden, inner = 512, 2048, 4096
     if order != "chosen":
-        monkeypatch.setattr(plan, "is_d_w_down_last", lambda *_, **_named: False)
-    with tuning.override(mlp_unfused_tokens=1 << 40, mlp_one_wave_configs={}):
+        monkeypatch.setattr(products, "is_d_w_down_last", lambda *_, **_named: False)
+    with tuning.override(mlp_unfused_tokens=1 << 40):
         peak = peak_over(partial(step, *small("cuda", "bfloat16", (tokens, hidden, inner))))
     f, d, w = (2 * n for n in (tokens * inner, tokens * hidden, hidden * inner))
     first = d + 2 * f + w + max(f, d + 2 * w)

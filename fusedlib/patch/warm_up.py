@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fusedlib.launch import has_kernels
 from fusedlib.ops.arguments import KERNEL_DTYPES
 from fusedlib.ops.mlp.module import SwiGLUMLP
-from fusedlib.ops.mlp.route import MLPProblem
+from fusedlib.ops.mlp.route import MLPProblem, disable_hopper_kernels, hopper_kernels
 from fusedlib.patch.apply import why_plain
 from fusedlib.patch.modules import FusedMLP
 
@@ -98,9 +98,9 @@ def warm_up(
         try:
             each.launch.build(device, *each.matrices)
         except TritonError as error:
-            if plan.hopper is None or not each.launch.config.stages:  # warps have no roles
+            if not hopper_kernels() or not each.launch.config.stages:  # warps have no roles
                 raise
-            plan.disable_hopper_kernels(error)
+            disable_hopper_kernels(error)
             return warm_up(module, wanted or None, tokens=tokens, progress=progress)
     return WarmUpReport(tuple(name for name, *_ in needed.values()), time.perf_counter() - began)
 

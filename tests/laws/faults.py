@@ -32,19 +32,12 @@ PAIR: Faults = {"gate's rows taken for up's": ("w_up, up_row + column", "w_gate,
 LAST_OF_FEW = LAST.replace("inner", "width")
 STORED = "store_block(c, acc, row, column, tokens, width"
 FEW: Faults = {
-    "one K block instead of the whole sum": ("range(0, depth, DEPTH)", "range(0, 1, DEPTH)"),
-    "dropped K tile": ("range(0, depth, DEPTH)", "range(DEPTH, depth, DEPTH)"),
-    "dropped ragged K tile": (
-        "range(0, depth, DEPTH)", "range(0, depth // DEPTH * DEPTH, DEPTH)",
-    ),
     "dropped ragged K tiles of d_x": ("tl.cdiv(depth, DEPTH)", "depth // DEPTH"),
     "wrong last ragged element": (
         STORED, STORED.replace("acc", f"acc + tl.where({LAST_OF_FEW}, 0.1, 0.0)"),
     ),
     "gate's weight taken for up's": ("b_right + first_row * width", "b_left - depth * width"),
     "up's columns left out": ("range(0, 2 * blocks)", "range(0, blocks)"),
-    "last tile of a span left out": ("first + SPAN * SIDE,", "first + SPAN * SIDE - SIDE,"),
-    "last token left out": ("(b, 0, column, tokens,", "(b, 0, column, tokens - 1,"),
     "wrong factor of a weight's gradient": ("d_gate_up, x, d_w", "d_gate_up, dy, d_w"),
     "d_x left out": ("x_programs = wants[0] *", "x_programs = 0 *"),
     "a weight's gradient left out": ("down_programs = wants[2] *", "down_programs = 0 *"),
@@ -52,6 +45,10 @@ FEW: Faults = {
         "gate_up_programs = wants[1] *", "gate_up_programs = 0 *",
     ),
 }  # fmt: skip
+OUTER: Faults = {
+    "last tile of a span left out": ("first + SPAN * SIDE,", "first + SPAN * SIDE - SIDE,"),
+    "last token left out": ("(b, 0, column, tokens,", "(b, 0, column, tokens - 1,"),
+}
 GELU: Faults = {
     "a coefficient of tanh": ("0.07135481627260025", "0.0713"),
     "the cubic term's slope": ("0.21406", "0.0713"),
@@ -63,6 +60,11 @@ EXACT_GELU: Faults = {
 }
 
 QKV: Faults = {
+    "one K block instead of the whole sum": ("range(0, depth, DEPTH)", "range(0, 1, DEPTH)"),
+    "dropped K tile": ("range(0, depth, DEPTH)", "range(DEPTH, depth, DEPTH)"),
+    "dropped ragged K tile": (
+        "range(0, depth, DEPTH)", "range(0, depth // DEPTH * DEPTH, DEPTH)",
+    ),
     "v by k's weight": ("tl.where(is_k, w_k, w_v)", "tl.where(is_k, w_k, w_k)"),
     "k's bias for v": ("tl.where(is_k, b_k, b_v)", "tl.where(is_k, b_k, b_k)"),
     "v left out of d_x": ("range(0, q_blocks + k_blocks + v_blocks)",
@@ -256,6 +258,7 @@ INTERPRETED = (
     (("swiglu_mlp",), "mlp/kernels.py", MLP),
     (("swiglu_mlp of a pair",), "mlp/kernels.py", PAIR),
     (FEW_TOKENS, "mlp/few_tokens.py", FEW),
+    (FEW_TOKENS, "blocks.py", OUTER),
     (("swiglu_mlp apart",), "mlp/kernels.py", APART),
     (("swiglu_mlp split",), "matmul/kernels.py", SPLIT_PAIR),
     (("geglu_mlp",), "mlp/kernels.py", GELU),
@@ -278,6 +281,7 @@ IN_HALF = {name: (right, wrong.replace("0.01", "1.0")) for name, (right, wrong) 
 ON_GPU = (  # of paths that the interpreter does not take: by TMA, by wider tiles and spans
     (("swiglu_mlp by tiles",), "mlp/kernels.py", IN_HALF | PAIR),
     (FEW_TOKENS, "mlp/few_tokens.py", FEW),
+    (FEW_TOKENS, "blocks.py", OUTER),
 )
 ON_HOPPER = (
     (("swiglu_mlp",), "mlp/hopper.py", ROLES),

@@ -216,7 +216,7 @@ EVEN = {"t": 37, "h": 48, "i": 80}
 # Products and a pointwise kernel, as on Hopper between few tokens and many.
 APART = {"mlp_unfused_tokens": 1 << 40}
 # The kernels of cards that are no Hopper.
-ONLY_TILES = {"mlp_warp_specialized": False, "mlp_unfused_tokens": 64, "mlp_one_wave_configs": {}}
+ONLY_TILES = {"mlp_warp_specialized": False, "mlp_unfused_tokens": 64}
 TMA, POINTERS = (
     {"mlp_interpreter_config": Config(32, 32, 32, 4, 1, 2, persistent=True, descriptors=tma)}
     for tma in (True, False)

@@ -61,10 +61,25 @@ All of this is for silu. It holds of gelu with 1.13 for 1.1 and 0.8 for ½; by t
 and t.
 """
 
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
 
-from fusedlib.ops.blocks import load_block, store_block, tile_position
+from fusedlib.launch import Config, Launch, architecture, cdiv, multiprocessors
+from fusedlib.ops import blocks
+from fusedlib.ops.arguments import FEW_TOKENS
+from fusedlib.ops.blocks import (
+    load_block,
+    smallest_config,
+    store_block,
+    tile_position,
+)
+from fusedlib.ops.mlp.route import ALIGNMENT
 
 
 @triton.jit
@@ -215,3 +230,145 @@ def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
             right, gate_up_ptr, d_gate_up_ptr, h_ptr, row, column + half, tokens, inner, ACTIVATION,
             GRADIENT, OUTPUT, IN_PLACE, BLOCK_M, half,
         )  # fmt: skip
+
+
+# --- how kernels are cut: the tiles of the Hopper kernels are fixed, in `hopper` -----------------
+#
+# A configuration belongs to an architecture, and is for half precision: in fp32 the interpreter
+# alone multiplies by these kernels. `tests/test_kernels_ahead.py` compiles every entry for its
+# architecture: nothing spilled, shared memory within the card's. Those of 9.0 were measured on an
+# H200, those of other cards nowhere.
+
+# Two accumulators of [block_m, block_n] live at once, so the tile is half of a plain product's.
+FORWARD = {
+    80: Config(128, 64, 32, 8, 4),
+    89: Config(128, 64, 32, 8, 4),
+    90: Config(128, 128, 64, 8, 4, persistent=True, descriptors=True),
+    100: Config(128, 128, 64, 8, 3),
+}
+
+# One accumulator, and an epilogue that reads two tiles and writes three.
+BACKWARD = {
+    80: Config(128, 128, 32, 8, 3),
+    89: Config(128, 128, 32, 8, 3),
+    90: Config(128, 128, 64, 8, 4, persistent=True, descriptors=True),
+    100: Config(128, 128, 64, 8, 3),
+}
+
+# No product: a thread has 16 bytes of a row in each half of the tile.
+POINTWISE = Config(16, 128, 16, 4, 1)
+
+# Rows that do not start at multiples of 16 elements are read an element at a time, which takes an
+# address each: only a small tile has the registers, on every architecture.
+UNALIGNED = Config(64, 64, 32, 8, 2)
+
+# The smallest of which there are no more than ONE_WAVE. One H200, 64 tokens in a graph with a cold
+# L2, µs, here and by cuBLAS's product and a pointwise kernel: forward at 512, 2048, 4096, 8192
+# and 16384: 7.1, 12.7, 28.4, 76.6, 261 and 9.0, 14.8, 31.3, 78.6, 261; backward: 8.2, 12.5, 22.9,
+# 47.7, 146 and 9.2, 13.3, 21.8, 48.2, 137. By pointers: two descriptors cost more than a launch.
+FEW_TOKENS_CONFIGS = {
+    ("forward", 90): (
+        Config(64, 16, 128, 4, 6), Config(64, 32, 128, 4, 6), Config(64, 64, 64, 4, 6),
+    ),
+    ("backward", 90): (
+        Config(64, 16, 128, 4, 6), Config(64, 32, 128, 4, 6), Config(64, 64, 128, 8, 5),
+    ),
+}  # fmt: skip
+
+
+def few_tokens_configs(direction: str, arch: int) -> tuple[Config, ...]:
+    """The configurations for at most FEW_TOKENS tokens, from small to large.
+
+    No taller than those, and more, smaller programs than for many.
+    """
+    table = FORWARD if direction == "forward" else BACKWARD
+    config = table[arch]
+    small = replace(config, block_m=FEW_TOKENS, block_n=32, num_warps=4, persistent=False)
+    return FEW_TOKENS_CONFIGS.get((direction, arch), (small,))
+
+
+def choose_config(
+    direction: str, device: torch.device, tokens: int, hidden: int, inner: int
+) -> Config:
+    """The configuration of a kernel that multiplies x or dy (tokens, hidden): "forward" is gate and
+    up, "backward" dy Wd.
+    """
+    if device.type != "cuda":
+        return blocks.INTERPRETER
+    if hidden % ALIGNMENT or inner % ALIGNMENT:
+        return UNALIGNED
+    arch = architecture(device)
+    if tokens <= FEW_TOKENS:
+        return smallest_config(few_tokens_configs(direction, arch), tokens, inner)
+    return (FORWARD if direction == "forward" else BACKWARD)[arch]
+
+
+# --- launches ------------------------------------------------------------------------------------
+
+
+def _grid(
+    config: Config, device: torch.device, tokens: int, inner: int
+) -> tuple[int, int, int]:  # fmt: skip
+    """One program a tile; persistent ones no more than the device has multiprocessors."""
+    tiles = cdiv(tokens, config.block_m) * cdiv(inner, config.block_n)
+    if not config.persistent:
+        return (tiles, 1, 1)
+    return (min(tiles, multiprocessors(device)), 1, 1)
+
+
+def fwd_launch(
+    device: torch.device, tokens: int, hidden: int, inner: int, up_row: int, save: bool,
+    activation: str = "silu", config: Config | None = None,
+) -> Launch:  # fmt: skip
+    """The launch of the forward kernel for x (tokens, hidden) and h (tokens, inner).
+
+    It takes x, w_gate, w_up, gate_up, or h in its place, and h.
+    """
+    config = config or choose_config("forward", device, tokens, hidden, inner)
+    m, n, k = config.block_m, config.block_n, config.block_k
+    scalars = tokens, hidden, inner, up_row
+    constants = {"ACTIVATION": activation, "SAVE": save, "FLATTEN": config.persistent}
+    programs, blocks = _grid(config, device, tokens, inner), ([m, k], [n, k], [n, k])
+    return Launch(_swiglu_fwd_kernel, config, programs, blocks, scalars, constants)
+
+
+class Variant(NamedTuple):
+    """What the backward kernel does.
+
+    Attributes:
+        product: dh = dy Wd is computed; otherwise dh is given, if anything is.
+        gradient: d(gate|up) is computed.
+        output: h is computed.
+        in_place: d(gate|up) is written over gate|up.
+    """
+
+    product: bool
+    gradient: bool
+    output: bool
+    in_place: bool
+
+
+def bwd_launch(
+    device: torch.device, tokens: int, hidden: int, inner: int, variant: Variant,
+    activation: str = "silu", config: Config | None = None,
+) -> Launch:  # fmt: skip
+    """The launch of the backward kernel for dy (tokens, hidden) and h (tokens, inner).
+
+    It takes dy, or dh (tokens, inner) where there is no product, w_down, gate_up, d_gate_up and h,
+    gate_up in place of each that it neither reads nor writes.
+    """
+    product, gradient, output, in_place = variant
+    config = config or (
+        choose_config("backward", device, tokens, hidden, inner) if product else POINTWISE
+    )
+    m, n, k = config.block_m, config.block_n, config.block_k
+    scalars = tokens, hidden if product else inner, inner
+    # In a flattened loop a barrier would keep loads from being pipelined; elsewhere it costs
+    # nothing, and one binary serves both.
+    in_place = in_place or (gradient and not config.persistent)
+    constants = {
+        "ACTIVATION": activation, "PRODUCT": product, "GRADIENT": gradient, "OUTPUT": output,
+        "IN_PLACE": in_place, "FLATTEN": config.persistent and not in_place,
+    }  # fmt: skip
+    programs = _grid(config, device, tokens, inner)
+    return Launch(_swiglu_bwd_kernel, config, programs, ([m, k], [k, n]), scalars, constants)

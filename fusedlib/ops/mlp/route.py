@@ -7,20 +7,19 @@ This module decides, from dtypes, devices and sizes alone, which kernels run and
 |----------------|---------------------------------|----------------|---------------|--------------|
 | plain PyTorch  | any other                       |                |               |              |
 | few tokens     | half, at most 64 tokens, even   | tiles          | tiles         | few_tokens   |
-| fused by tiles | half, Hopper, one wave of tiles | tiles          | tiles         | torch, few   |
-| apart          | half, Hopper, few 128² tiles    | apart          | apart         | torch        |
-| dh apart       | half, Hopper, few 128·256 tiles | tiles or roles | apart         | torch, few   |
+| apart          | half, Hopper, few 128² tiles    | apart          | apart         | torch, few   |
+| dh apart       | half, Hopper, few 128·256 tiles | roles          | apart         | torch, few   |
 | fused by roles | half, Hopper, even, more tokens | roles          | roles         | torch        |
 | fused by tiles | half, the rest                  | tiles          | tiles         | torch        |
 | split fp32     | fp32 at "highest", if faster    | apart          | apart         | split, torch |
 | fp32           | fp32, the rest; empty operands  | apart          | apart         | torch        |
 
 *Half* is bf16 and fp16; *even* sizes, hidden and inner, are multiples of 16. *Few tokens* have a
-down projection; without one they go by tiles. *One wave* is up to `max_one_wave_tokens`, *few*
-tiles up to `max_unfused_tokens`. *Tiles* are the kernels of `kernels`, *roles* those of `hopper`
-with a role for each warp; *apart* is a plain product and a pointwise kernel. fp32 takes
-the kernels from MIN_SPLIT_WORK multiplications a weight on. Operands that are not contiguous, or do
-not begin at 16 bytes, are copied for the call.
+down projection; without one they go by tiles. *Few tiles* are up to `max_unfused_tokens`. *Tiles*
+are the kernels of `kernels`, *roles* those of `hopper` with a role for each warp; *apart* is a
+plain product and a pointwise kernel. Products *few* are those of `few_tokens`, up to
+`max_one_launch_tokens`. fp32 takes the kernels from MIN_SPLIT_WORK multiplications a weight on.
+Operands that are not contiguous, or do not begin at 16 bytes, are copied for the call.
 
 `w_gate` is a packed weight, its gate rows above its up rows, where `w_up` is None; otherwise gate
 and up have a weight each, a pair. Both take the same routes. Importing this module imports no
@@ -29,15 +28,16 @@ Triton.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import warnings
 from functools import cache, lru_cache
-from typing import NamedTuple
+from importlib.metadata import version
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fusedlib.compat import is_transformed
-from fusedlib.launch import INTERPRETED, Config, architecture, has_kernels
+from fusedlib.launch import INTERPRETED, architecture, has_kernels
 from fusedlib.ops.arguments import FEW_TOKENS, HALF_DTYPES, KERNEL_DTYPES
 from fusedlib.ops.matmul import function as matmul
 from fusedlib.ops.matmul.function import fp32_precision
@@ -116,6 +116,7 @@ def problem_of(
 # --- which route ---------------------------------------------------------------------------------
 
 PLAIN_PYTORCH = "plain PyTorch"
+ALIGNMENT = 16  # hidden and inner sizes that are multiples of it are even
 # Tiles of the fused kernels on Hopper.
 BLOCK_M, FORWARD_N, BACKWARD_N = 128, 128, 256
 
@@ -144,10 +145,9 @@ def choose_route(problem: MLPProblem) -> Route:
     many = tokens > FEW_TOKENS
     specialized = even and many and _runs_warp_specialized(device)
     forward, backward = (
-        TILED if even and tokens <= max_one_wave_tokens(device, direction, inner)
-        else UNFUSED if many and tokens <= max_unfused_tokens(device, inner, columns)
+        UNFUSED if many and tokens <= max_unfused_tokens(device, inner, columns)
         else WARP_SPECIALIZED if specialized else TILED
-        for direction, columns in (("forward", FORWARD_N), ("backward", BACKWARD_N))
+        for columns in (FORWARD_N, BACKWARD_N)
     )  # fmt: skip
     few = down and even and many and tokens <= max_one_launch_tokens(device, hidden, inner)
     if forward == UNFUSED:
@@ -156,23 +156,15 @@ def choose_route(problem: MLPProblem) -> Route:
     return Route(path, forward, backward, few=few)
 
 
-def max_one_wave_tokens(device: torch.device, direction: str, inner: int) -> int:
-    """The most tokens whose tiles, of `configs.ONE_WAVE_CONFIGS`, run in one wave."""
-    if device.type != "cuda":
-        return 0
-    return max(one_wave_lengths(direction, architecture(device), inner), default=0)
-
-
 def max_one_launch_tokens(device: torch.device, hidden: int, inner: int) -> int:
     """The most tokens of which one launch gives d_x and the gradients of all weights.
 
     One H100, bf16, in a graph with cold weights, µs, here, by torch for a packed weight, and for a
     pair: 128 tokens at 512·2048 13.2, 17.1 and 20.0, at 1024·4096 33.1, 31.5 and 36.8, at 2048·8192
-    106, 92 and 101; 256 at 512·2048 18.5, 18.1 and 21.2, at 1024·4096 67, 39 and 43.
+    106, 92 and 101.
     """
-    if device.type != "cuda" or architecture(device) != 90 or hidden * inner > 1 << 22:
-        return FEW_TOKENS
-    return 128 if hidden * inner > 1 << 20 else 256
+    on_hopper = device.type == "cuda" and architecture(device) == 90
+    return 128 if on_hopper and hidden * inner <= 1 << 22 else FEW_TOKENS
 
 
 @cache
@@ -198,11 +190,38 @@ def max_unfused_tokens(device: torch.device, inner: int, block_n: int) -> int:
 
 
 def _runs_warp_specialized(device: torch.device) -> bool:
-    """True if the warp-specialized kernels run there; Gluon, their language, is experimental."""
-    from fusedlib.ops.mlp import plan
-
+    """True if the warp-specialized kernels run there."""
     is_hopper = device.type == "cuda" and architecture(device) == 90
-    return WARP_SPECIALIZED_KERNELS and is_hopper and plan.hopper is not None
+    return WARP_SPECIALIZED_KERNELS and is_hopper and hopper_kernels() is not None
+
+
+@cache
+def _import_hopper() -> Any:
+    try:
+        from fusedlib.ops.mlp import hopper
+    except (ImportError, AttributeError):  # Gluon is experimental: other releases name it otherwise
+        return None
+    return hopper
+
+
+def hopper_kernels() -> Any:
+    """The module of the warp-specialized kernels; None where Triton cannot compile them."""
+    return None if _NOT_COMPILED else _import_hopper()
+
+
+_NOT_COMPILED: list[Exception] = []  # why the kernels of `hopper` are not asked for any more
+
+
+def disable_hopper_kernels(error: Exception) -> None:
+    """From now on; what did not compile has written nothing."""
+    if not _NOT_COMPILED:
+        warnings.warn(
+            f"fusedlib's MLP for Hopper does not compile with Triton {version('triton')}; a "
+            f"slower kernel runs instead. {type(error).__name__}: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    _NOT_COMPILED.append(error)
 
 
 # --- classes of lengths --------------------------------------------------------------------------
@@ -216,15 +235,8 @@ def count_tokens(x: Tensor, hidden: int) -> int:
 @cache
 def length_class_ends(device: torch.device, hidden: int, inner: int) -> tuple[int, ...]:
     """The most tokens of each class of lengths in half precision; the last class is open."""
-    ends = {
-        FEW_TOKENS,
-        min(128, most := max_one_launch_tokens(device, hidden, inner)),
-        most,
-    }
+    ends = {FEW_TOKENS, max_one_launch_tokens(device, hidden, inner)}
     ends |= {max_unfused_tokens(device, inner, columns) for columns in (FORWARD_N, BACKWARD_N)}
-    if device.type == "cuda" and not (hidden % ALIGNMENT or inner % ALIGNMENT):
-        for direction in ("forward", "backward"):
-            ends |= {*one_wave_lengths(direction, architecture(device), inner)}
     return 0, *sorted(ends)
 
 
@@ -280,134 +292,3 @@ def _is_large_fp32(
     tokens = matmul.tokens_to_route_by(x.numel() // max(hidden, 1), least)
     enough = min(tokens, hidden, wide // 2) >= least
     return enough and tokens * hidden * wide >= work and not is_transformed()
-
-
-# --- how kernels are cut: the tiles of the Hopper kernels are fixed, in `hopper` -----------------
-#
-# A configuration belongs to an architecture, and is for half precision: in fp32 the interpreter
-# alone multiplies by these kernels. `tests/test_kernels_ahead.py` compiles every entry for its
-# architecture: nothing spilled, shared memory within the card's. Those of 9.0 were measured on an
-# H200, those of other cards nowhere.
-
-# Two accumulators of [block_m, block_n] live at once, so the tile is half of a plain product's.
-FORWARD = {
-    80: Config(128, 64, 32, 8, 4),
-    89: Config(128, 64, 32, 8, 4),
-    90: Config(128, 128, 64, 8, 4, persistent=True, descriptors=True),
-    100: Config(128, 128, 64, 8, 3),
-}
-
-# One accumulator, and an epilogue that reads two tiles and writes three.
-BACKWARD = {
-    80: Config(128, 128, 32, 8, 3),
-    89: Config(128, 128, 32, 8, 3),
-    90: Config(128, 128, 64, 8, 4, persistent=True, descriptors=True),
-    100: Config(128, 128, 64, 8, 3),
-}
-
-# No product: a thread has 16 bytes of a row in each half of the tile.
-POINTWISE = Config(16, 128, 16, 4, 1)
-
-# Rows that do not start at multiples of 16 elements are read an element at a time, which takes an
-# address each: only a small tile has the registers, on every architecture.
-UNALIGNED = Config(64, 64, 32, 8, 2)
-
-# Small enough that a test's shape has several tiles each way.
-INTERPRETER = Config(32, 32, 32, 4, 1, group_m=2)
-
-MAX_PROJECTION_TOKENS = 1024  # the most tokens whose q, k and v one launch may give
-ALIGNMENT = 16
-
-
-# On an H200 a program a multiprocessor reads weights fastest, all its shared memory in flight: the
-# smallest tile of which there are no more than ONE_WAVE. 64 tokens, captured in a graph with a
-# cold L2, µs, here and by cuBLAS's product and a pointwise kernel: forward at 512, 2048, 4096, 8192
-# and 16384: 7.1, 12.7, 28.4, 76.6, 261 and 9.0, 14.8, 31.3, 78.6, 261; backward: 8.2, 12.5, 22.9,
-# 47.7, 146 and 9.2, 13.3, 21.8, 48.2, 137. By pointers: two descriptors cost more than a launch.
-ONE_WAVE = 132
-FEW_TOKENS_CONFIGS = {
-    ("forward", 90): (
-        Config(64, 16, 128, 4, 6), Config(64, 32, 128, 4, 6), Config(64, 64, 64, 4, 6),
-    ),
-    ("backward", 90): (
-        Config(64, 16, 128, 4, 6), Config(64, 32, 128, 4, 6), Config(64, 64, 128, 8, 5),
-    ),
-}  # fmt: skip
-# For more tokens, as long as all tiles run at once: so many programs, and the tiles from small to
-# large. One H100, the same, µs; forward here, by cuBLAS for a packed weight, and for a pair:
-#
-# | tokens | 512·2048         | 1024·4096        | 2048·8192        | 4096·14336        |
-# |--------|------------------|------------------|------------------|-------------------|
-# | 128    | 6.2, 7.3, 10.6   | 10.9, 12.6, 15.6 | 36.7, 37.5, 40.2 | 96.9, 96.9, 100.2 |
-# | 256    | 6.6, 8.1, 11.1   | 13.6, 14.3, 18.2 | 41.4, 42.1, 45.0 |                   |
-# | 512    | 8.9, 10.0, 13.5  | 20.8, 20.3, 23.3 |                  |                   |
-#
-# Backward, where two programs share a multiprocessor, here and by cuBLAS: 512 tokens at 512·2048
-# 8.2 and 9.4, 256 at 1024·4096 11.5 and 12.3, 128 at 2048·8192 25.1 and 26.8; with twice as many
-# 24.2 and 16.9 at 1024·4096, 40.1 and 31.4 at 2048·8192.
-ONE_WAVE_CONFIGS: dict[tuple[str, int], tuple[int, tuple[Config, ...]]] = {
-    ("forward", 90): (
-        ONE_WAVE,
-        (Config(64, 64, 64, 4, 6), Config(128, 64, 64, 8, 5), Config(128, 128, 64, 8, 4)),
-    ),
-    ("backward", 90): (2 * ONE_WAVE, (Config(64, 64, 64, 4, 6, descriptors=True),)),
-}
-
-
-def few_tokens_configs(direction: str, arch: int) -> tuple[Config, ...]:
-    """The configurations for at most FEW_TOKENS tokens, from small to large.
-
-    No taller than those, and more, smaller programs than for many.
-    """
-    table = FORWARD if direction == "forward" else BACKWARD
-    config = table[arch]
-    small = replace(config, block_m=FEW_TOKENS, block_n=32, num_warps=4, persistent=False)
-    return FEW_TOKENS_CONFIGS.get((direction, arch), (small,))
-
-
-def smallest_config(
-    configs: tuple[Config, ...], tokens: int, *widths: int, programs: int = ONE_WAVE
-) -> Config:
-    """The smallest that cuts (tokens, width) into at most so many tiles; else the largest.
-
-    None is larger than 64 columns of all tokens: a wide weight is read faster by more programs.
-    """
-    usable = [c for c in configs if tokens > _max_oversized_tokens(c)]
-    return next((c for c in usable if count_tiles(c, tokens, *widths) <= programs), usable[-1])
-
-
-def count_tiles(config: Config, tokens: int, *widths: int) -> int:
-    """How many tiles cover (tokens, width) of each of the widths."""
-    return -(-tokens // config.block_m) * sum(-(-width // config.block_n) for width in widths)
-
-
-def _max_oversized_tokens(config: Config) -> int:
-    """Up to so many tokens the tile is larger than 64 columns of them all."""
-    return config.block_m * config.block_n // 64 - 64
-
-
-def one_wave_lengths(direction: str, arch: int, inner: int) -> list[int]:
-    """The most tokens that each tile of ONE_WAVE_CONFIGS covers in one wave, ascending."""
-    programs, configs = ONE_WAVE_CONFIGS.get((direction, arch), (0, ()))
-    most = [programs // max(-(-inner // c.block_n), 1) * c.block_m for c in configs]
-    ends = {*most, *map(_max_oversized_tokens, configs)}
-    return sorted(end for end in ends if FEW_TOKENS < end <= max(most))
-
-
-def choose_config(
-    direction: str, device: torch.device, tokens: int, hidden: int, inner: int
-) -> Config:
-    """The configuration of a kernel that multiplies x or dy (tokens, hidden): "forward" is gate and
-    up, "backward" dy Wd.
-    """
-    if device.type != "cuda":
-        return INTERPRETER
-    if hidden % ALIGNMENT or inner % ALIGNMENT:
-        return UNALIGNED
-    arch = architecture(device)
-    if tokens <= FEW_TOKENS:
-        return smallest_config(few_tokens_configs(direction, arch), tokens, inner)
-    if tokens <= max(one_wave_lengths(direction, arch, inner), default=0):
-        programs, configs = ONE_WAVE_CONFIGS[direction, arch]
-        return smallest_config(configs, tokens, inner, programs=programs)
-    return (FORWARD if direction == "forward" else BACKWARD)[arch]

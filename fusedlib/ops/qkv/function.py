@@ -15,7 +15,15 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fusedlib.compat import is_transformed
-from fusedlib.launch import has_kernels
+from fusedlib.launch import (
+    Launch,
+    allocator,
+    contiguous_layout,
+    current_device,
+    has_kernels,
+    misalignment,
+    prepared,
+)
 from fusedlib.op import (
     DirectFunction,
     is_plain_eager,
@@ -23,9 +31,9 @@ from fusedlib.op import (
     keep,
     outside_autocast,
 )
-from fusedlib.ops.arguments import autocast_enabled
+from fusedlib.ops.arguments import autocast_enabled, contiguous_and_aligned
 from fusedlib.ops.matmul import function as linear_function
-from fusedlib.ops.mlp.route import MAX_PROJECTION_TOKENS
+from fusedlib.ops.mlp.route import ALIGNMENT, FUSED_KERNEL_DTYPES
 from fusedlib.ops.recomputed import recompute_in_backward
 
 # Elements of all three weights, up to which backward joins them, as it joins the gradients. One
@@ -33,6 +41,7 @@ from fusedlib.ops.recomputed import recompute_in_backward
 # 40 / 40, 91 / 93 and 348 / 339, and 40 of the host's less; Qwen's 0.5B (1 M) 23 / 15, 38 / 28 and
 # 92 / 77; Llama-8B's (25 M) 101 / 127, 318 / 346 and 1267 / 1294.
 MOST_JOINED = 2**23
+MAX_TOKENS = 1024  # the most whose q, k and v one launch may give
 
 
 def projections(
@@ -78,11 +87,8 @@ class Projections(DirectFunction):
         """Three results (..., outputs)."""
         weights: Any = weights_and_biases[:3]
         biases = weights_and_biases[3:]
-        if _has_few_tokens(x):
-            results: tuple[Tensor, ...] | None = _few_tokens().project(x, weights, biases)
-            if results is not None:
-                return results
-        return tuple(map(partial(linear, x), weights, biases))
+        results = _at_once(x, weights, biases)
+        return results or tuple(map(partial(linear, x), weights, biases))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -128,11 +134,10 @@ def gradients(
     every = wants_x and all(wants_weights) and all(dy is not None for dy in upstream)
     if (
         every
-        and _has_few_tokens(x)
         and not torch.is_grad_enabled()
         and not any(is_transformed_gradient(dy) for dy in upstream if dy is not None)
     ):
-        few: tuple[Tensor | None, ...] | None = _few_tokens().gradients(x, weights, upstream)
+        few = _gradients_at_once(x, weights, upstream)
         if few is not None:
             return few
     if every and sum(w.numel() for w in weights if w is not None) <= MOST_JOINED:
@@ -156,14 +161,80 @@ def gradients(
     return d_rows, *d_weights
 
 
-def _has_few_tokens(x: Any) -> bool:
+# --- few tokens: all results by one launch, all gradients by another -----------------------------
+
+# Of calls with the same sizes: a launch and the results' layouts; nothing where torch is asked.
+Prepared = tuple[Launch, tuple[Any, ...]] | tuple[()]
+
+
+def _at_once(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+) -> tuple[Tensor, ...] | None:
+    """y (..., outputs) of x (..., inputs) and each weight, or None where they are torch's.
+
+    They are for tokens whose tiles do not run at once, other dtypes, sizes that are no multiples
+    of 16, where some have a bias and others not, and for operands that are not contiguous or not at
+    16 bytes.
+    """
+    given = [b for b in biases if b is not None]
+    if not _may_have_kernels(x) or len(given) not in (0, len(biases)):
+        return None
+    launch_and_layouts = _prepared("projections_launch", x, weights, bool(given))
+    operands = x, *weights, *(given or (x,) * len(biases))  # which is not read
+    if not launch_and_layouts or not all(t.is_contiguous() for t in operands):
+        return None
+    return None if misalignment(operands) else _start(*launch_and_layouts, *operands)
+
+
+def _gradients_at_once(
+    x: Tensor | None, weights: Sequence[Any], upstream: Sequence[Any]
+) -> tuple[Tensor, ...] | None:
+    """d_x and d_W of each, of dy (tokens, outputs), or None where they are torch's."""
+    if x is None or not _may_have_kernels(x):
+        return None
+    launch_and_layouts = _prepared("gradients_launch", x, weights)
+    if not launch_and_layouts:
+        return None
+    operands: Any = contiguous_and_aligned(x, *weights, *upstream)
+    return _start(*launch_and_layouts, *operands)
+
+
+def _start(launch: Launch, layouts: tuple[Any, ...], *operands: Tensor) -> tuple[Tensor, ...]:
+    with current_device(operands[0]):
+        new = allocator(operands[0].device)
+        results = tuple(new(*layout) for layout in layouts)
+        launch(*operands, *results)
+    return results
+
+
+def _may_have_kernels(x: Tensor) -> bool:
     """Whether the kernels for few tokens are asked for x (..., inputs)."""
-    return x.numel() <= MAX_PROJECTION_TOKENS * x.shape[-1] and has_kernels(x.device)
+    return 0 < x.numel() <= MAX_TOKENS * x.shape[-1] and has_kernels(x.device)
+
+
+def _prepared(name: str, x: Tensor, weights: Sequence[Tensor], *options: bool) -> Prepared:
+    key = name, x.shape, *[w.shape for w in weights], x.dtype, x.device, options
+    found: Prepared = prepared(key, _prepare, name, x, weights, *options)
+    return found
+
+
+def _prepare(name: str, x: Tensor, weights: Sequence[Tensor], *options: bool) -> Prepared:
+    inputs, widths = x.shape[-1], tuple(w.shape[0] for w in weights)
+    even = not any(size % ALIGNMENT for size in (inputs, *widths))
+    if not even or x.dtype not in FUSED_KERNEL_DTYPES:
+        return ()
+    launch = getattr(_kernels(), name)(x.device, x.numel() // inputs, inputs, widths, *options)
+    if launch is None:
+        return ()
+    shapes: list[tuple[int, ...]] = [(*x.shape[:-1], width) for width in widths]
+    if name == "gradients_launch":
+        shapes = [tuple(x.shape), *((width, inputs) for width in widths)]
+    return launch, tuple(contiguous_layout(shape, x.dtype) for shape in shapes)
 
 
 @cache
-def _few_tokens() -> Any:
+def _kernels() -> Any:
     """Imported late, for Triton need not be there."""
-    from fusedlib.ops.qkv import kernels as projections
+    from fusedlib.ops.qkv import kernels
 
-    return projections
+    return kernels

@@ -27,53 +27,54 @@ too, over all three. Of n terms each errs by at most n 2⁻²² of their magnitu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from fusedlib.launch import (
-    Launch,
-    allocator,
-    architecture,
-    cdiv,
-    contiguous_layout,
-    current_device,
-    current_index,
-    has_kernels,
-    prepared,
-)
-from fusedlib.ops.arguments import FEW_TOKENS, contiguous_and_aligned
-from fusedlib.ops.blocks import load_block, store_block
-from fusedlib.ops.mlp.few_tokens import (
-    DEFAULT_TILE_SIDE,
-    INTERPRETED,
-    OUTER_TILE_SIDE,
-    ROW_PRODUCT_CONFIGS,
-    _outer_product,
-    choose_config,
-    choose_d_x_config,
-    row_product,
-    tiles_per_program,
-    token_block,
-)
-from fusedlib.ops.mlp.route import (
-    ALIGNMENT,
-    FUSED_KERNEL_DTYPES,
-    MAX_PROJECTION_TOKENS,
+from fusedlib.launch import INTERPRETED, Config, Launch, architecture, cdiv
+from fusedlib.ops.arguments import FEW_TOKENS
+from fusedlib.ops.blocks import (
     ONE_WAVE,
     count_tiles,
+    few_tokens_config,
+    gradient_tiles,
+    load_block,
+    outer_product,
+    store_block,
 )
 
+# From small to large, of a result: `few_tokens_config`.
+PRODUCT_CONFIGS = {
+    90: (
+        Config(64, 16, 128, 4, 8), Config(64, 32, 128, 4, 6), Config(64, 64, 128, 8, 5),
+        Config(128, 64, 64, 8, 6), Config(128, 128, 64, 8, 5),
+    ),
+}  # fmt: skip
 # The most tokens of which gradients come by one launch: of weights of SMALL elements in all, and of
 # larger ones.
 SMALL_WEIGHTS, MAX_TOKENS_OF_SMALL, MAX_TOKENS_OF_LARGE = 1 << 23, 256, 128
 
 # Pointers and sizes are chosen, not code: with a loop for each of the three, each would have shared
 # memory of its own.
+
+
+@triton.jit
+def row_product(  # type: ignore[no-untyped-def]
+    a, b, bias, c, tile, tokens, depth, width, BIASED: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """The tile-th [HEIGHT, WIDTH] of c (tokens, width) = a bᵀ, plus a bias (width,) if BIASED."""
+    row_tiles = tl.cdiv(tokens, HEIGHT)
+    row, column = tile % row_tiles * HEIGHT, tile // row_tiles * WIDTH
+    acc = tl.zeros((HEIGHT, WIDTH), dtype=tl.float32)
+    for k in range(0, depth, DEPTH):
+        left = load_block(a, row, k, tokens, depth, depth, HEIGHT, DEPTH, False)
+        right = load_block(b, column, k, width, depth, depth, WIDTH, DEPTH, False)
+        acc = tl.dot(left, right.T, acc)
+    if BIASED:
+        j = column + tl.arange(0, WIDTH)
+        acc += tl.load(bias + j, mask=j < width, other=0.0).to(tl.float32)[None, :]
+    store_block(c, acc, row, column, tokens, width, width, HEIGHT, WIDTH)
 
 
 @triton.jit(do_not_specialize=("tokens", "q_programs", "k_programs"))
@@ -139,104 +140,17 @@ def _few_projections_gradients_kernel(  # type: ignore[no-untyped-def]
         upstream = tl.where(is_q, d_q, tl.where(is_k, d_k, d_v))
         result = tl.where(is_q, d_w_q, tl.where(is_k, d_w_k, d_w_v))
         width = tl.where(is_q, q_width, tl.where(is_k, k_width, v_width))
-        _outer_product(upstream, x, result, tile, tokens, width, inputs, TOKENS, SIDE, SPAN)
+        outer_product(upstream, x, result, tile, tokens, width, inputs, TOKENS, SIDE, SPAN)
 
 
-# What is kept of calls with the same sizes: a launch and the results' layouts; nothing for torch.
-KeptLaunch = tuple[Launch, tuple[Any, ...]] | tuple[()]
-
-
-def project(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
-) -> tuple[Tensor, ...] | None:
-    """y_i (..., outputs_i) of x (..., inputs), all on one device, or None where they are torch's.
-
-    They are for tokens whose tiles do not run at once, other dtypes, sizes that are no multiples
-    of 16, where some have a bias and others not, and for operands that are not contiguous or not at
-    16 bytes.
-    """
-    w_q, w_k, w_v = weights
-    b_q, b_k, b_v = biases
-    biased = b_q is not None
-    key = "qkv", x.shape, w_q.shape, w_k.shape, w_v.shape, x.dtype, x.device, biased
-    kept = _keep(key, _forward_launch, x, weights, biased)
-    if not kept or (b_k is not None) != biased or (b_v is not None) != biased:
-        return None
-    if not (x.is_contiguous() and w_q.is_contiguous() and w_k.is_contiguous()):
-        return None
-    bits = x.data_ptr() | w_q.data_ptr() | w_k.data_ptr() | w_v.data_ptr()
-    if b_q is not None and b_k is not None and b_v is not None:
-        if not (b_q.is_contiguous() and b_k.is_contiguous() and b_v.is_contiguous()):
-            return None
-        bits |= b_q.data_ptr() | b_k.data_ptr() | b_v.data_ptr()
-    else:
-        b_q = b_k = b_v = x  # which is not read
-    if bits % 16 or not w_v.is_contiguous():
-        return None
-    launch, results = kept
-    new = allocator(x.device)
-    if x.is_cuda and current_index() != x.get_device():
-        with current_device(x):
-            return _start(launch, new, results, x, w_q, w_k, w_v, b_q, b_k, b_v)
-    return _start(launch, new, results, x, w_q, w_k, w_v, b_q, b_k, b_v)
-
-
-def gradients(
-    x: Tensor, weights: Sequence[Tensor], upstream: Sequence[Tensor]
-) -> tuple[Tensor, ...] | None:
-    """d_x and d_W_i, of upstream dy_i (..., outputs_i), or None where they are torch's."""
-    key = "qkv gradients", x.shape, *(w.shape for w in weights), x.dtype, x.device
-    kept = _keep(key, _gradients_launch, x, weights)
-    if not kept:
-        return None
-    operands: Any = contiguous_and_aligned(x, *weights, *upstream)
-    with current_device(x):
-        return _start(kept[0], allocator(x.device), kept[1], *operands)
-
-
-def _start(
-    launch: Launch, new: Callable[..., Tensor], results: tuple[Any, ...], *operands: Tensor
-) -> tuple[Tensor, ...]:
-    tensors = tuple(new(*shape) for shape in results)
-    launch(*operands, *tensors)
-    return tensors
-
-
-def _keep(
-    key: Hashable, make: Callable[..., Launch | None], x: Tensor, weights: Sequence[Tensor],
-    *options: bool,
-) -> KeptLaunch:  # fmt: skip
-    """The launch for such operands, kept on a GPU; tests change the interpreter's configuration."""
-    if not x.is_cuda:
-        return _with_results(make, x, weights, *options)
-    kept: KeptLaunch = prepared(key, _with_results, make, x, weights, *options)
-    return kept
-
-
-def _with_results(
-    make: Callable[..., Launch | None], x: Tensor, weights: Sequence[Tensor], *options: bool
-) -> KeptLaunch:
-    inputs, widths = x.shape[-1], tuple(w.shape[0] for w in weights)
-    tokens = x.shape[:-1].numel()
-    even = inputs % ALIGNMENT == 0 and not any(width % ALIGNMENT for width in widths)
-    runs = (
-        0 < tokens <= MAX_PROJECTION_TOKENS
-        and x.dtype in FUSED_KERNEL_DTYPES
-        and has_kernels(x.device)
-    )
-    launch = make(x.device, tokens, inputs, widths, *options) if runs and even else None
-    if launch is None:
-        return ()
-    shapes: list[tuple[int, ...]] = [(*x.shape[:-1], width) for width in widths]
-    if make is _gradients_launch:
-        shapes = [tuple(x.shape), *((width, inputs) for width in widths)]
-    return launch, tuple(contiguous_layout(shape, x.dtype) for shape in shapes)
-
-
-def _forward_launch(
+def projections_launch(
     device: torch.device, tokens: int, inputs: int, widths: tuple[int, ...], biased: bool
 ) -> Launch | None:
-    config = choose_config(ROW_PRODUCT_CONFIGS, device, tokens, *widths)
+    """The launch of all three, or None where their tiles do not run at once.
+
+    It takes x, the three weights, the biases, or anything, and the results.
+    """
+    config = few_tokens_config(PRODUCT_CONFIGS, device, tokens, *widths)
     programs = count_tiles(config, tokens, *widths)
     if tokens > FEW_TOKENS and not (_has_larger_tiles(device) and programs <= ONE_WAVE):
         return None
@@ -245,22 +159,20 @@ def _forward_launch(
     return Launch(_few_projections_kernel, config, grid, (), scalars, {"BIASED": biased})
 
 
-def _gradients_launch(
+def gradients_launch(
     device: torch.device, tokens: int, inputs: int, widths: tuple[int, ...]
 ) -> Launch | None:
+    """The launch of d_x and of all weights' gradients, or None where torch is faster.
+
+    It takes x, the three weights, what flows back to each result, and the gradients.
+    """
     most = MAX_TOKENS_OF_SMALL if inputs * sum(widths) <= SMALL_WEIGHTS else MAX_TOKENS_OF_LARGE
     if tokens > (most if _has_larger_tiles(device) else FEW_TOKENS):
         return None
-    config = choose_d_x_config(device, tokens, inputs)
-    side = (
-        config.block_n
-        if INTERPRETED
-        else OUTER_TILE_SIDE.get(architecture(device), DEFAULT_TILE_SIDE)
-    )
-    span = 2 if INTERPRETED else tiles_per_program(cdiv(sum(widths), side) * cdiv(inputs, side))
+    config, constants = gradient_tiles(device, tokens, sum(widths), inputs)
+    side, span = constants["SIDE"], constants["SPAN"]
     x_programs = count_tiles(config, tokens, inputs)
     weight_programs = [cdiv(width, side) * cdiv(inputs, side * span) for width in widths]
-    constants = {"SIDE": side, "SPAN": span, "TOKENS": token_block(tokens)}
     scalars = tokens, inputs, *widths, x_programs, *weight_programs[:2]
     grid = x_programs + sum(weight_programs), 1, 1
     return Launch(_few_projections_gradients_kernel, config, grid, (), scalars, constants)
@@ -268,4 +180,4 @@ def _gradients_launch(
 
 def _has_larger_tiles(device: torch.device) -> bool:
     """True if the device has configurations for more than FEW_TOKENS tokens."""
-    return INTERPRETED or architecture(device) in ROW_PRODUCT_CONFIGS
+    return INTERPRETED or architecture(device) in PRODUCT_CONFIGS
