@@ -7,7 +7,6 @@ its name. None of them has a public counterpart that costs as little, or any at 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar, cast
 
@@ -120,14 +119,6 @@ base_of = attrgetter("_base")  # the tensor that a view is of, or None
 def node_class(function: Any) -> Any:
     """The class of the graph's nodes of a `torch.autograd.Function`."""
     return function._backward_cls
-
-
-@cache
-def saved_names(node_class: Any) -> list[tuple[str, str]]:
-    """Attributes of an autograd node that are kept tensors, each with that of its `SavedTensor`."""
-    raw = [name for name in dir(node_class) if name.startswith("_raw_saved_")]
-    own = {"_raw_saved_tensors": "saved_tensors"}  # of torch.autograd.Function
-    return [(own.get(name, name.removeprefix("_raw")), name) for name in raw]
 
 
 # --- the device ----------------------------------------------------------------------------------

@@ -241,8 +241,6 @@ class Config:
         stages: blocks in the ring of a kernel whose warps have roles.
         consumer_registers: of a thread that multiplies, where warps have roles.
         other_registers: of a thread of the other roles.
-        persistent: one program a multiprocessor starts, and takes several tiles.
-        descriptors: the first matrices come by TMA.
     """
 
     block_m: int = 0
@@ -255,8 +253,6 @@ class Config:
     stages: int = 0
     consumer_registers: int = 0
     other_registers: int = 0
-    persistent: bool = False
-    descriptors: bool = False
 
     def launch(self) -> dict[str, int]:
         """The keyword arguments of a kernel's launch, also of some that it may not take."""
@@ -264,14 +260,14 @@ class Config:
         return {
             name if name in ("num_warps", "num_stages") else name.upper(): value
             for name, value in values.items()
-            if value or isinstance(value, bool)
+            if value
         }
 
 
 def with_roles(consumer_registers: int, other_registers: int, group_m: int = 8) -> Config:
     """The configuration of a kernel whose warps have roles: registers of a thread of each."""
     return Config(
-        block_k=64, stages=3, group_m=group_m, descriptors=True,
+        block_k=64, stages=3, group_m=group_m,
         consumer_registers=consumer_registers, other_registers=other_registers,
     )  # fmt: skip
 
@@ -357,7 +353,6 @@ class Launch:
         kernel: a `triton.jit` function that takes matrices first, then `scalars`, then constants.
         config: how it is cut; its blocks are among the constants.
         programs: the grid.
-        blocks: of the first matrices, for tensor descriptors; none for a kernel that takes none.
         scalars: numbers, in the kernel's order.
         constants: compile-time arguments by name, without the configuration's.
 
@@ -367,12 +362,11 @@ class Launch:
 
     def __init__(
         self, kernel: Any, config: Config, programs: tuple[int, int, int],
-        blocks: Sequence[list[int]], scalars: tuple[float, ...], constants: dict[str, Any],
+        scalars: tuple[float, ...], constants: dict[str, Any],
     ) -> None:  # fmt: skip
         if any(count > most for count, most in zip(programs, MAX_GRID, strict=True)):
             raise ValueError(f"a grid of {programs} programs is more than CUDA's {MAX_GRID}")
         self.kernel, self.config, self.programs = kernel, config, programs
-        self.blocks = blocks if config.descriptors else ()
         accepted = {*kernel.arg_names, "num_warps", "num_stages"}
         named = constants | config.launch()
         self.scalars, self.constants = scalars, {n: v for n, v in named.items() if n in accepted}
@@ -389,13 +383,12 @@ class Launch:
         run = self._run
         if run is None or current_index() != self._index or has_launch_hooks(self._hooks):
             return self._start(*matrices)
-        addresses: list[Any] = [m.data_ptr() for m in matrices]
-        if self.blocks:
-            bind_context()
-            count = len(self.blocks)
-            addresses[:count] = self._make_descriptors(*matrices[:count])
         stream = current_stream(self._index)
-        return run(*self.programs, stream, *self._prefix, *addresses, *self._suffix)
+        return run(*self.programs, stream, *self._prefix, *self._taken(*matrices), *self._suffix)
+
+    def _taken(self, *matrices: Tensor) -> Sequence[Any]:
+        """What the binary takes of the matrices."""
+        return [m.data_ptr() for m in matrices]
 
     def _start(self, *matrices: Tensor) -> None:
         """Find the binary and start it; Triton starts what no cached binary serves."""
@@ -443,20 +436,12 @@ class Launch:
         numbers = tuple(map(_specialization_key, self.scalars, parameters))
         return (
             self.kernel, device, tuple(m.dtype for m in matrices),
-            tuple(map(tuple, self.blocks)), numbers, tuple(self.constants.items()),
+            numbers, tuple(self.constants.items()),
         )  # fmt: skip
 
     def operands(self, *matrices: Tensor) -> tuple[Any, ...]:
         """All but the compile-time arguments, as Triton takes them."""
-        count = len(self.blocks)
-        return (*self._make_descriptors(*matrices[:count]), *matrices[count:], *self.scalars)
-
-    def _make_descriptors(self, *matrices: Tensor) -> Sequence[Any]:
-        """Tensor descriptors of the first matrices."""
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
-        pairs = zip(matrices, self.blocks, strict=True)
-        return [TensorDescriptor.from_tensor(matrix, block) for matrix, block in pairs]
+        return *matrices, *self.scalars
 
 
 def _specialization_key(number: Any, parameter: Any) -> Hashable:
@@ -499,7 +484,8 @@ class HopperLaunch(Launch):
         self, kernel: Any, config: Config, programs: int, blocks: list[list[int]],
         scalars: tuple[int, ...], constants: dict[str, Any],
     ) -> None:  # fmt: skip
-        super().__init__(kernel, config, (programs, 1, 1), blocks, scalars, constants)
+        super().__init__(kernel, config, (programs, 1, 1), scalars, constants)
+        self.blocks = blocks
         self._maps: list[BoundedCache[list[Any]]] = [BoundedCache() for _ in blocks]
         self._launcher: tuple[Callable[..., None], list[Any]] | None = None
 
@@ -534,8 +520,23 @@ class HopperLaunch(Launch):
         self._maps[index][address] = encoded
         return encoded
 
-    def _make_descriptors(self, *matrices: Tensor) -> tuple[Any, ...]:
-        return tuple(map(_descriptor, matrices, self.blocks))
+    def _taken(self, *matrices: Tensor) -> Sequence[Any]:
+        bind_context()
+        count = len(self.blocks)
+        return *self._descriptors(matrices), *[m.data_ptr() for m in matrices[count:]]
+
+    def operands(self, *matrices: Tensor) -> tuple[Any, ...]:
+        """All but the compile-time arguments, as Triton takes them."""
+        rest = super().operands(*matrices[len(self.blocks) :])
+        return *self._descriptors(matrices), *rest
+
+    def binary_key(self, device: int, *matrices: Tensor) -> Hashable:
+        """All that the binary is compiled for; matrices lie at multiples of 16 bytes."""
+        return super().binary_key(device, *matrices), *map(tuple, self.blocks)
+
+    def _descriptors(self, matrices: Sequence[Tensor]) -> list[Any]:
+        """Of the first matrices."""
+        return [_descriptor(m, block) for m, block in zip(matrices, self.blocks, strict=False)]
 
 
 # By looks, for all launches; each keeps its own by address besides, for the allocator gives few

@@ -16,7 +16,7 @@ function in Python, also where nobody asks for gradients: 6 of the 11 µs of an 
 nothing (torch 2.13, one CPU); `torch.library.custom_op` costs 7 more.
 
 Backward runs outside autocast, for operands were cast before forward. What it reads is what forward
-read (`keep`, `kept`). It has no second derivative: differentiating its results raises, and so does
+read (`keep`). It has no second derivative: differentiating its results raises, and so does
 a transform that begins at backward, batched gradients and forward mode over them. All of this
 imports no Triton.
 """

@@ -33,9 +33,8 @@ from sass import show
 
 Calls = Iterator[tuple[str, Callable[[], object]]]  # what is called, by name
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-BACKWARD = swiglu.Variant(product=True, gradient=True, output=True, in_place=False)
-IN_PLACE = BACKWARD._replace(in_place=True)
-POINTWISE = IN_PLACE._replace(product=False)
+BACKWARD = swiglu.Variant(product=True, gradient=True, output=True)
+POINTWISE = BACKWARD._replace(product=False)
 WIDE = 8192  # hidden and inner size, a multiple of 16; 8193 is ragged
 
 
@@ -63,14 +62,12 @@ def calls_of_swiglu(arch: int) -> Calls:
     directions = {
         "fwd half": (forward, "forward", swiglu.FORWARD),
         "bwd half": (partial(backward, BACKWARD), "backward", swiglu.BACKWARD),
-        "bwd half in place": (partial(backward, IN_PLACE), "backward", swiglu.BACKWARD),
     }
     for name, (call, direction, table) in directions.items():
         yield name, partial(call, table[arch])
         for small in swiglu.few_tokens_configs(direction, arch):
             yield f"{name} few tokens {small.block_n} wide", partial(call, small)
-        if "in place" not in name:
-            yield f"{name} unaligned", partial(call, UNALIGNED, WIDE + 1)
+        yield f"{name} unaligned", partial(call, UNALIGNED, WIDE + 1)
         for activation in ("gelu", "gelu_tanh"):
             yield f"{name} {activation}", partial(call, table[arch], activation=activation)
     for (kind, dtype), (even, width) in product(

@@ -76,11 +76,11 @@ def mlp(tokens: int, hidden: int, inner: int) -> None:
             near(mlp_of(*leaves), y)
 
 
-@run("swiglu-tma")
+@run("swiglu-tiles")
 @patch.object(route, "max_unfused_tokens", return_value=route.FEW_TOKENS)
 @patch.object(route, "_runs_warp_specialized", return_value=False)
-def swiglu_tma(*_: object) -> None:
-    """The fused kernels, where Hopper takes cuBLAS's product and a pointwise kernel."""
+def swiglu_tiles(*_: object) -> None:
+    """The fused kernels of other cards."""
     mlp(130, 64, 96)
 
 

@@ -14,5 +14,19 @@ What `_prepare` of an operation asks before it chooses a kernel, in this order:
 | is it plain eager code?      | the registered operator, for compilers, modes and subclasses   |
 
 All is decided without reading a value, and kept for the next call with the same shapes, strides,
-dtypes and settings (`fusedlib.op.call_prepared`).
+dtypes and settings (`fusedlib.op.call_prepared`): a check of anything else belongs where it runs.
+
+| to change                  | go to                                                              |
+|----------------------------|--------------------------------------------------------------------|
+| an activation of the MLP   | `mlp/activation.py`, and `activate` and `slope` of `mlp/kernels.py`|
+| tiles of the MLP           | the end of `mlp/kernels.py`; few tokens `blocks.py`; Hopper's roles|
+|                            | are `mlp/hopper.py` as a whole                                     |
+| tiles of any other kernel  | constants at the top of its `function.py`                          |
+| which kernels a call takes | `mlp/route.py`, elsewhere `_prepare` of its `function.py`          |
+| the dtypes of kernels      | `arguments.py`, which every room reads                             |
+| a check of operands        | `_check` of its `function.py`, `check_mlp` of the MLP              |
+| FLOPs of an operator       | `_flops` of its `function.py`; what is no product has none         |
+| a family of models         | `../patch/families.py`, and a class in `../patch/modules.py`       |
+
+`fusedlib/tuning.py` lists the numbers that choose or cut; CONTRIBUTING.md has what else goes along.
 """

@@ -21,19 +21,15 @@ INTERPRETER = Config(32, 32, 32, 4, 1, group_m=2)
 @triton.jit
 def load_block(  # type: ignore[no-untyped-def]
     source, row, column, rows, columns, row_stride,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """[HEIGHT, WIDTH] at (row, column) of a (rows, columns) matrix, zeros outside."""
-    if DESCRIPTORS:
-        block = source.load([row, column])
-    else:
-        i = row + tl.arange(0, HEIGHT)
-        j = column + tl.arange(0, WIDTH)
-        # Offsets in 64 bits: a matrix may have more than 2³¹ elements.
-        offsets = i.to(tl.int64)[:, None] * row_stride + j[None, :]
-        inside = (i < rows)[:, None] & (j < columns)[None, :]
-        block = tl.load(source + offsets, mask=inside, other=0.0)
-    return block
+    i = row + tl.arange(0, HEIGHT)
+    j = column + tl.arange(0, WIDTH)
+    # Offsets in 64 bits: a matrix may have more than 2³¹ elements.
+    offsets = i.to(tl.int64)[:, None] * row_stride + j[None, :]
+    inside = (i < rows)[:, None] & (j < columns)[None, :]
+    return tl.load(source + offsets, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -66,10 +62,10 @@ def outer_product(  # type: ignore[no-untyped-def]
     """The tile-th [SIDE, SPAN·SIDE] of c (rows, columns) = aᵀ b, summed over tokens, ≤ TOKENS."""
     spans = tl.cdiv(columns, SIDE * SPAN)
     row, first = tile // spans * SIDE, tile % spans * SPAN * SIDE
-    left = load_block(a, 0, row, tokens, rows, rows, TOKENS, SIDE, False).T
+    left = load_block(a, 0, row, tokens, rows, rows, TOKENS, SIDE).T
     # The next block of b is on its way while this one's product is stored.
     for column in tl.range(first, tl.minimum(first + SPAN * SIDE, columns), SIDE, num_stages=2):
-        right = load_block(b, 0, column, tokens, columns, columns, TOKENS, SIDE, False)
+        right = load_block(b, 0, column, tokens, columns, columns, TOKENS, SIDE)
         acc = tl.dot(left, right)
         store_block(c, acc, row, column, rows, columns, columns, SIDE, SIDE)
 

@@ -11,17 +11,15 @@ kernels do not have either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusedlib.compat import node_class, saved_names, saved_tensor_hooks, version_of
+from fusedlib.compat import node_class, saved_tensor_hooks, version_of
 from fusedlib.ops.norm.function import RMS_NORM, rms_norm_fwd
-
-DEPTH = 3  # a linear layer's result is a view of its product's, behind one more for its bias
 
 
 def recompute_in_backward(x: Tensor, result: Tensor) -> Tensor:
@@ -35,18 +33,22 @@ def recompute_in_backward(x: Tensor, result: Tensor) -> Tensor:
 
     Args:
         x: of any shape.
-        result: computed from x.
+        result: what a `torch.autograd.Function` gave of x and others.
 
     Returns:
         The result.
     """
-    if torch.compiler.is_compiling() or result.grad_fn is None:
+    if torch.compiler.is_compiling():
+        return result
+    node: Any = result.grad_fn
+    if not hasattr(node, "saved_tensors"):
         return result
     again = computed_again(x)
     if again is None or saved_tensor_hooks(False) is not None:
         return result
-    for tensor, saved in _saved(result.grad_fn):
-        if tensor.data_ptr() == x.data_ptr() and tensor.numel() == x.numel():
+    for tensor, saved in zip(node.saved_tensors, node._raw_saved_tensors, strict=True):
+        is_there = tensor is not None and tensor.numel() == x.numel()
+        if is_there and tensor.data_ptr() == x.data_ptr():
             shape = tensor.shape
             saved.register_hooks(lambda _, s=shape: s, lambda s: again().view(s))
     return result
@@ -79,16 +81,3 @@ def _again(
             "modified in place since: do that after backward, or apply_to with rms_norm=False"
         )
     return rms_norm_fwd(s, weight, None, *settings)[0]  # torch's would not have the same bits
-
-
-def _saved(node: Any) -> Iterator[tuple[Tensor, Any]]:
-    """Each tensor that a node and the first ones behind it keep, and its `SavedTensor`."""
-    for _ in range(DEPTH):
-        if node is None:
-            return
-        kind: Any = type(node)
-        for name, raw_name in saved_names(kind):
-            kept, raw = getattr(node, name), getattr(node, raw_name)
-            pairs = zip(kept, raw, strict=True) if isinstance(kept, tuple) else [(kept, raw)]
-            yield from ((t, saved) for t, saved in pairs if isinstance(t, Tensor))
-        node = node.next_functions[0][0] if node.next_functions else None

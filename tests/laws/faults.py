@@ -19,6 +19,7 @@ MLP: Faults = {
     "dropped ragged K tile": (
         "range(0, hidden, BLOCK_K)", "range(0, hidden // BLOCK_K * BLOCK_K, BLOCK_K)",
     ),
+    "where up begins left out": ("up_row.to(tl.int64) * hidden", "0"),
     "gate and up swapped": (H, "    h = up * tl.sigmoid(up) * gate"),
     "wrong last ragged element": (H, f"{H} + {OFF}"),
     "wrong last ragged gradient": ("d_gate = dh", f"d_gate = {OFF} + dh"),
@@ -28,7 +29,9 @@ MLP: Faults = {
         "store_block(h_ptr, activated * up", "store_block(h_ptr, activated",
     ),
 }  # fmt: skip
-PAIR: Faults = {"gate's rows taken for up's": ("w_up, up_row + column", "w_gate, column")}
+PAIR: Faults = {
+    "gate's rows taken for up's": ("load_block(w_up, column", "load_block(w_gate, column")
+}
 LAST_OF_FEW = LAST.replace("inner", "width")
 STORED = "store_block(c, acc, row, column, tokens, width"
 FEW: Faults = {
@@ -278,7 +281,7 @@ INTERPRETED = (
     (FAR_APART, "matmul/kernels.py", PARTS),
 )
 IN_HALF = {name: (right, wrong.replace("0.01", "1.0")) for name, (right, wrong) in MLP.items()}
-ON_GPU = (  # of paths that the interpreter does not take: by TMA, by wider tiles and spans
+ON_GPU = (  # of paths that the interpreter does not take: by wider tiles and spans
     (("swiglu_mlp by tiles",), "mlp/kernels.py", IN_HALF | PAIR),
     (FEW_TOKENS, "mlp/few_tokens.py", FEW),
     (FEW_TOKENS, "blocks.py", OUTER),

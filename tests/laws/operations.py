@@ -217,10 +217,6 @@ EVEN = {"t": 37, "h": 48, "i": 80}
 APART = {"mlp_unfused_tokens": 1 << 40}
 # The kernels of cards that are no Hopper.
 ONLY_TILES = {"mlp_warp_specialized": False, "mlp_unfused_tokens": 64}
-TMA, POINTERS = (
-    {"mlp_interpreter_config": Config(32, 32, 32, 4, 1, 2, persistent=True, descriptors=tma)}
-    for tma in (True, False)
-)
 SPLIT = {  # every fp32 product, in tiles of one block and spans of one tile
     "split_least_size": 1, "split_least_results": 1, "split_least_work": 1, "split_span": 128,
     "split_interpreter_config": Config(128, 128, 64, 4, 1, group_m=2),
@@ -455,9 +451,6 @@ def operations(library: ModuleType) -> dict[str, Operation]:
         "swiglu_mlp apart": half(
             sizes={"t": 65, "h": 48, "i": 32}, tuning=APART, gpu_tuning=APART
         ),
-        "swiglu_mlp by TMA": half(
-            sizes={"t": 68, "h": 72, "i": 80}, tuning=TMA, size_multiple=8
-        ),
         "swiglu_mlp by tiles": half(
             gpu_sizes={"t": 165, "h": 208, "i": 336}, gpu_tuning=ONLY_TILES,
             more_gpu_sizes=({"t": 517, "h": 384, "i": 1072}, *MLP_BORDERS[4:8]),
@@ -506,9 +499,6 @@ def more_calls(library: ModuleType) -> dict[str, Operation]:
         "swiglu_mlp of few tokens, a pair": swiglu_mlp(
             dtypes=HALF, sizes=EVEN, gpu_sizes={"t": 37, "h": 512, "i": 1056},
             more_sizes=({"t": 64, "h": 16, "i": 144}, {"t": 1, "h": 160, "i": 16}),
-        ),
-        "swiglu_mlp of persistent programs": swiglu_mlp(
-            dtypes=FP32, bound=bounds.swiglu_mlp, tuning=POINTERS,
         ),
         "swiglu_mlp split, packed": swiglu_mlp(
             packed=True, save="input", dtypes=FP32, sizes={"t": 130, "h": 48, "i": 80},

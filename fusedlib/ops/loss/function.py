@@ -673,7 +673,7 @@ def cross_entropy_rows(
         block, warps = block_and_warps(stride, logits.itemsize, arch, more)
         scalars, cut = (vocabulary, stride, *numbers), {"BLOCK": block}
         config, programs = Config(num_warps=warps), (rows, 1, 1)
-        return Launch(_cross_entropy_kernel, config, programs, (), scalars, constants | cut)
+        return Launch(_cross_entropy_kernel, config, programs, scalars, constants | cut)
 
     # What it does not read, it is given the losses for.
     by_token = losses if token_weights is None else token_weights
@@ -718,7 +718,7 @@ def by_token_rows(
 
         forward, backward = kernels._by_token_kernel, kernels._by_token_backward_kernel
         kernel, config = forward if upstream is None else backward, Config(num_warps=SCALED_WARPS)
-        return Launch(kernel, config, programs, (), numbers, constants)
+        return Launch(kernel, config, programs, numbers, constants)
 
     key = "by token", rows, *numbers, *constants.values(), logits.dtype, logits.device
     launch_for(key, make, *matrices)(*matrices)
@@ -738,7 +738,7 @@ def fill_scaled(source: Tensor, result: Tensor, factor: Tensor, counts: Tensor) 
 
             constants = {"IN_PLACE": result is source, "BLOCK": SCALED_BLOCK}
             config, programs = Config(num_warps=SCALED_WARPS), (cdiv(count, SCALED_BLOCK), 1, 1)
-            return Launch(_scaled_kernel, config, programs, (), scalars, constants)
+            return Launch(_scaled_kernel, config, programs, scalars, constants)
 
         key = "scaled", scalars, result is source, *(m.dtype for m in matrices), source.device
         launch_for(key, make, *matrices)(*matrices)

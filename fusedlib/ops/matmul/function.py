@@ -391,7 +391,7 @@ class FactorSplitter:
         programs = spans * cdiv(lines, config.lines), 1, 1
         sizes = rows, columns, like.stride(0), upper_rows
         constants = {"BY_COLUMNS": by_columns, "TILE": TILE, "SPAN": SPAN}
-        self.launch = Launch(_split_kernel, config, programs, (), sizes, constants)
+        self.launch = Launch(_split_kernel, config, programs, sizes, constants)
 
     def __call__(self, source: Tensor, lower_half: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The parts and factors; `lower_half` has source's strides."""
@@ -465,7 +465,7 @@ def _launch(device: torch.device, sizes: tuple[int, int, int, int], turned: Turn
     tiles = cdiv(sizes[0], config.block_m) * cdiv(sizes[1], config.block_n)
     grid = tiles, cdiv(sizes[2], sizes[3]), 1
     constants = {"A_T": turned[0], "B_T": turned[1], "SPAN": SPAN, "TILE": TILE}
-    return Launch(_split_product_kernel, config, grid, (), sizes, constants)
+    return Launch(_split_product_kernel, config, grid, sizes, constants)
 
 
 @cache

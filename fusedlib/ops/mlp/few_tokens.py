@@ -73,9 +73,9 @@ def _sum_of_products(  # type: ignore[no-untyped-def]
         right = block >= blocks
         k = block * DEPTH - tl.where(right, overlap, 0)
         end = tl.where(right, 2 * depth, depth)
-        a_block = load_block(a, row, k, tokens, end, 2 * depth, HEIGHT, DEPTH, False)
+        a_block = load_block(a, row, k, tokens, end, 2 * depth, HEIGHT, DEPTH)
         weight = b_left + tl.where(right, gap, 0)
-        b_block = load_block(weight, k, column, end, width, width, DEPTH, WIDTH, False)
+        b_block = load_block(weight, k, column, end, width, width, DEPTH, WIDTH)
         acc = tl.dot(a_block, b_block, acc)
     store_block(c, acc, row, column, tokens, width, width, HEIGHT, WIDTH)
 
@@ -120,7 +120,7 @@ def gradients_launch(
     down_programs = wants[2] * cdiv(hidden, side) * cdiv(inner, side * span)
     programs = x_programs + gate_up_programs + down_programs, 1, 1
     scalars = tokens, hidden, inner, up_row, x_programs, gate_up_programs
-    return Launch(_few_gradients_kernel, config, programs, (), scalars, constants)
+    return Launch(_few_gradients_kernel, config, programs, scalars, constants)
 
 
 class FewTokensProducts(Products):

@@ -186,6 +186,8 @@ def _choose(
         if eager:
             problem = route.problem_of(x, w_gate, w_up, w_down is not None, activation, dtype)
             plan = _plans().plan_for(problem)
+            if wants_gradient and w_down is not None:
+                _plans().build_for_training(plan, save)
             return partial(_run_plan, plan, wants_gradient, save == "gate_up")
         may_compile = save == "gate_up" and dtype in HALF_DTYPES
         tokens = route.count_tokens(x, x.shape[-1])
@@ -402,8 +404,6 @@ class SwiGLUFunction(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         """Compute y or h, and save what the wanted gradients need."""
         ctx.plan = plan
-        if w_down is not None:
-            _plans().build_for_training(plan, "gate_up" if save else "input")
         y, gate_up = run_forward(x, w_gate, w_up, w_down, save, plan)
         ctx.wants = wants = ctx.needs_input_grad[:4]
         *operands, kept = tensors_to_save(wants, save, x, w_gate, w_up, w_down, gate_up)

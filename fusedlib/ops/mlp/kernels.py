@@ -28,8 +28,7 @@ backward    dh = dy Wd, and in its epilogue, with s = sigmoid(gate),
 | gate_up, d_gate_up: columns       | (tokens, 2·inner) |
 | h, dh                             | (tokens, inner)   |
 
-All are contiguous, at 16 bytes. Sums over K and the activation are fp32. Blocks come through
-pointers, or through tensor descriptors (TMA) where the configuration asks for them. A packed weight
+All are contiguous, at 16 bytes. Sums over K and the activation are fp32. A packed weight
 (2·inner, hidden) has the gate rows above the up rows; it is passed twice, as both weights, and
 `up_row`, where up begins in the second of them, is `inner` for it and 0 for a pair.
 
@@ -70,7 +69,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fusedlib.launch import Config, Launch, architecture, cdiv, multiprocessors
+from fusedlib.launch import Config, Launch, architecture, cdiv
 from fusedlib.ops import blocks
 from fusedlib.ops.arguments import FEW_TOKENS
 from fusedlib.ops.blocks import (
@@ -137,52 +136,43 @@ def _fwd_epilogue(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=("tokens", "up_row"))  # a binary for packed weights and for pairs
 def _swiglu_fwd_kernel(  # type: ignore[no-untyped-def]
     x, w_gate, w_up, gate_up_ptr, h_ptr, tokens, hidden, inner, up_row,
-    ACTIVATION: tl.constexpr, SAVE: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
+    ACTIVATION: tl.constexpr, SAVE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
-    if not DESCRIPTORS:  # blocks of gate and of up then share their offsets and masks
-        w_up += up_row.to(tl.int64) * hidden
-        up_row = 0
+    w_up += up_row.to(tl.int64) * hidden  # blocks of gate and of up then share offsets and masks
     row_tiles, column_tiles = tl.cdiv(tokens, BLOCK_M), tl.cdiv(inner, BLOCK_N)
-    first, step = tl.program_id(0), tl.num_programs(0)
-    for tile in tl.range(first, row_tiles * column_tiles, step, flatten=FLATTEN):
-        row_tile, column_tile = tile_position(tile, row_tiles, column_tiles, GROUP_M)
-        row, column = row_tile * BLOCK_M, column_tile * BLOCK_N
-        gate = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        for k in range(0, hidden, BLOCK_K):
-            a = load_block(x, row, k, tokens, hidden, hidden, BLOCK_M, BLOCK_K, DESCRIPTORS)
-            # By descriptor rows past inner may be up's: their columns are never stored.
-            b = load_block(w_gate, column, k, inner, hidden, hidden, BLOCK_N, BLOCK_K, DESCRIPTORS)
-            c = load_block(
-                w_up, up_row + column, k, up_row + inner, hidden, hidden,
-                BLOCK_N, BLOCK_K, DESCRIPTORS,
-            )  # fmt: skip
-            gate = tl.dot(a, b.T, gate)
-            up = tl.dot(a, c.T, up)
-        gate, gate_right = _left_and_right(gate, BLOCK_M, BLOCK_N)
-        up, up_right = _left_and_right(up, BLOCK_M, BLOCK_N)
-        half: tl.constexpr = BLOCK_N // 2
-        _fwd_epilogue(
-            gate, up, h_ptr, gate_up_ptr, row, column, tokens, inner,
-            ACTIVATION, SAVE, BLOCK_M, half,
-        )  # fmt: skip
-        _fwd_epilogue(
-            gate_right, up_right, h_ptr, gate_up_ptr, row, column + half, tokens, inner,
-            ACTIVATION, SAVE, BLOCK_M, half,
-        )  # fmt: skip
+    row_tile, column_tile = tile_position(tl.program_id(0), row_tiles, column_tiles, GROUP_M)
+    row, column = row_tile * BLOCK_M, column_tile * BLOCK_N
+    gate = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(0, hidden, BLOCK_K):
+        a = load_block(x, row, k, tokens, hidden, hidden, BLOCK_M, BLOCK_K)
+        b = load_block(w_gate, column, k, inner, hidden, hidden, BLOCK_N, BLOCK_K)
+        c = load_block(w_up, column, k, inner, hidden, hidden, BLOCK_N, BLOCK_K)
+        gate = tl.dot(a, b.T, gate)
+        up = tl.dot(a, c.T, up)
+    gate, gate_right = _left_and_right(gate, BLOCK_M, BLOCK_N)
+    up, up_right = _left_and_right(up, BLOCK_M, BLOCK_N)
+    half: tl.constexpr = BLOCK_N // 2
+    _fwd_epilogue(
+        gate, up, h_ptr, gate_up_ptr, row, column, tokens, inner, ACTIVATION, SAVE, BLOCK_M, half
+    )  # fmt: skip
+    _fwd_epilogue(
+        gate_right, up_right, h_ptr, gate_up_ptr, row, column + half, tokens, inner,
+        ACTIVATION, SAVE, BLOCK_M, half,
+    )  # fmt: skip
 
 
 @triton.jit
 def _bwd_epilogue(  # type: ignore[no-untyped-def]
     dh, gate_up_ptr, d_gate_up_ptr, h_ptr, row, column, tokens, inner,
-    ACTIVATION: tl.constexpr, GRADIENT: tl.constexpr, OUTPUT: tl.constexpr, IN_PLACE: tl.constexpr,
+    ACTIVATION: tl.constexpr, GRADIENT: tl.constexpr, OUTPUT: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     wide = 2 * inner
-    gate = load_block(gate_up_ptr, row, column, tokens, inner, wide, HEIGHT, WIDTH, False)
-    up = load_block(gate_up_ptr + inner, row, column, tokens, inner, wide, HEIGHT, WIDTH, False)
-    if IN_PLACE:  # d(gate|up) goes where other threads of the program read gate and up
+    gate = load_block(gate_up_ptr, row, column, tokens, inner, wide, HEIGHT, WIDTH)
+    up = load_block(gate_up_ptr + inner, row, column, tokens, inner, wide, HEIGHT, WIDTH)
+    if GRADIENT:  # which may go where other threads of the program read gate and up
         tl.debug_barrier()
     gate, up = gate.to(tl.float32), up.to(tl.float32)
     activated, s = activate(gate, tl.sigmoid, ACTIVATION)
@@ -199,40 +189,36 @@ def _bwd_epilogue(  # type: ignore[no-untyped-def]
 def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
     upstream, w_down, gate_up_ptr, d_gate_up_ptr, h_ptr, tokens, hidden, inner,
     ACTIVATION: tl.constexpr, PRODUCT: tl.constexpr, GRADIENT: tl.constexpr, OUTPUT: tl.constexpr,
-    IN_PLACE: tl.constexpr, DESCRIPTORS: tl.constexpr, FLATTEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     row_tiles, column_tiles = tl.cdiv(tokens, BLOCK_M), tl.cdiv(inner, BLOCK_N)
-    first, step = tl.program_id(0), tl.num_programs(0)
-    for tile in tl.range(first, row_tiles * column_tiles, step, flatten=FLATTEN):
-        row_tile, column_tile = tile_position(tile, row_tiles, column_tiles, GROUP_M)
-        row, column = row_tile * BLOCK_M, column_tile * BLOCK_N
-        dh = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        if PRODUCT:
-            for k in range(0, hidden, BLOCK_K):
-                a = load_block(
-                    upstream, row, k, tokens, hidden, hidden, BLOCK_M, BLOCK_K, DESCRIPTORS
-                )
-                b = load_block(
-                    w_down, k, column, hidden, inner, inner, BLOCK_K, BLOCK_N, DESCRIPTORS
-                )
-                dh = tl.dot(a, b, dh)
-        elif GRADIENT:
-            dh = load_block(upstream, row, column, tokens, inner, inner, BLOCK_M, BLOCK_N, False)
-            dh = dh.to(tl.float32)
-        left, right = _left_and_right(dh, BLOCK_M, BLOCK_N)
-        half: tl.constexpr = BLOCK_N // 2
-        _bwd_epilogue(
-            left, gate_up_ptr, d_gate_up_ptr, h_ptr, row, column, tokens, inner, ACTIVATION,
-            GRADIENT, OUTPUT, IN_PLACE, BLOCK_M, half,
-        )  # fmt: skip
-        _bwd_epilogue(
-            right, gate_up_ptr, d_gate_up_ptr, h_ptr, row, column + half, tokens, inner, ACTIVATION,
-            GRADIENT, OUTPUT, IN_PLACE, BLOCK_M, half,
-        )  # fmt: skip
+    row_tile, column_tile = tile_position(tl.program_id(0), row_tiles, column_tiles, GROUP_M)
+    row, column = row_tile * BLOCK_M, column_tile * BLOCK_N
+    dh = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    if PRODUCT:
+        for k in range(0, hidden, BLOCK_K):
+            a = load_block(upstream, row, k, tokens, hidden, hidden, BLOCK_M, BLOCK_K)
+            b = load_block(w_down, k, column, hidden, inner, inner, BLOCK_K, BLOCK_N)
+            dh = tl.dot(a, b, dh)
+    elif GRADIENT:
+        dh = load_block(upstream, row, column, tokens, inner, inner, BLOCK_M, BLOCK_N)
+        dh = dh.to(tl.float32)
+    left, right = _left_and_right(dh, BLOCK_M, BLOCK_N)
+    half: tl.constexpr = BLOCK_N // 2
+    _bwd_epilogue(
+        left, gate_up_ptr, d_gate_up_ptr, h_ptr, row, column, tokens, inner, ACTIVATION,
+        GRADIENT, OUTPUT, BLOCK_M, half,
+    )  # fmt: skip
+    _bwd_epilogue(
+        right, gate_up_ptr, d_gate_up_ptr, h_ptr, row, column + half, tokens, inner, ACTIVATION,
+        GRADIENT, OUTPUT, BLOCK_M, half,
+    )  # fmt: skip
 
 
-# --- how kernels are cut: the tiles of the Hopper kernels are fixed, in `hopper` -----------------
+# --- how kernels are cut -------------------------------------------------------------------------
+#
+# On Hopper kernels with roles run instead, whose tiles are fixed (`hopper`): its entries here are
+# for uneven sizes, few tokens, and a Triton that does not compile those.
 #
 # A configuration belongs to an architecture, and is for half precision: in fp32 the interpreter
 # alone multiplies by these kernels. `tests/test_kernels_ahead.py` compiles every entry for its
@@ -243,7 +229,7 @@ def _swiglu_bwd_kernel(  # type: ignore[no-untyped-def]
 FORWARD = {
     80: Config(128, 64, 32, 8, 4),
     89: Config(128, 64, 32, 8, 4),
-    90: Config(128, 128, 64, 8, 4, persistent=True, descriptors=True),
+    90: Config(128, 64, 64, 8, 4),
     100: Config(128, 128, 64, 8, 3),
 }
 
@@ -251,7 +237,7 @@ FORWARD = {
 BACKWARD = {
     80: Config(128, 128, 32, 8, 3),
     89: Config(128, 128, 32, 8, 3),
-    90: Config(128, 128, 64, 8, 4, persistent=True, descriptors=True),
+    90: Config(128, 128, 64, 8, 3),
     100: Config(128, 128, 64, 8, 3),
 }
 
@@ -265,7 +251,7 @@ UNALIGNED = Config(64, 64, 32, 8, 2)
 # The smallest of which there are no more than ONE_WAVE. One H200, 64 tokens in a graph with a cold
 # L2, µs, here and by cuBLAS's product and a pointwise kernel: forward at 512, 2048, 4096, 8192
 # and 16384: 7.1, 12.7, 28.4, 76.6, 261 and 9.0, 14.8, 31.3, 78.6, 261; backward: 8.2, 12.5, 22.9,
-# 47.7, 146 and 9.2, 13.3, 21.8, 48.2, 137. By pointers: two descriptors cost more than a launch.
+# 47.7, 146 and 9.2, 13.3, 21.8, 48.2, 137.
 FEW_TOKENS_CONFIGS = {
     ("forward", 90): (
         Config(64, 16, 128, 4, 6), Config(64, 32, 128, 4, 6), Config(64, 64, 64, 4, 6),
@@ -283,7 +269,7 @@ def few_tokens_configs(direction: str, arch: int) -> tuple[Config, ...]:
     """
     table = FORWARD if direction == "forward" else BACKWARD
     config = table[arch]
-    small = replace(config, block_m=FEW_TOKENS, block_n=32, num_warps=4, persistent=False)
+    small = replace(config, block_m=FEW_TOKENS, block_n=32, num_warps=4)
     return FEW_TOKENS_CONFIGS.get((direction, arch), (small,))
 
 
@@ -306,14 +292,9 @@ def choose_config(
 # --- launches ------------------------------------------------------------------------------------
 
 
-def _grid(
-    config: Config, device: torch.device, tokens: int, inner: int
-) -> tuple[int, int, int]:  # fmt: skip
-    """One program a tile; persistent ones no more than the device has multiprocessors."""
-    tiles = cdiv(tokens, config.block_m) * cdiv(inner, config.block_n)
-    if not config.persistent:
-        return (tiles, 1, 1)
-    return (min(tiles, multiprocessors(device)), 1, 1)
+def _grid(config: Config, tokens: int, inner: int) -> tuple[int, int, int]:
+    """One program a tile of h."""
+    return cdiv(tokens, config.block_m) * cdiv(inner, config.block_n), 1, 1
 
 
 def fwd_launch(
@@ -325,11 +306,9 @@ def fwd_launch(
     It takes x, w_gate, w_up, gate_up, or h in its place, and h.
     """
     config = config or choose_config("forward", device, tokens, hidden, inner)
-    m, n, k = config.block_m, config.block_n, config.block_k
     scalars = tokens, hidden, inner, up_row
-    constants = {"ACTIVATION": activation, "SAVE": save, "FLATTEN": config.persistent}
-    programs, blocks = _grid(config, device, tokens, inner), ([m, k], [n, k], [n, k])
-    return Launch(_swiglu_fwd_kernel, config, programs, blocks, scalars, constants)
+    constants = {"ACTIVATION": activation, "SAVE": save}
+    return Launch(_swiglu_fwd_kernel, config, _grid(config, tokens, inner), scalars, constants)
 
 
 class Variant(NamedTuple):
@@ -339,13 +318,11 @@ class Variant(NamedTuple):
         product: dh = dy Wd is computed; otherwise dh is given, if anything is.
         gradient: d(gate|up) is computed.
         output: h is computed.
-        in_place: d(gate|up) is written over gate|up.
     """
 
     product: bool
     gradient: bool
     output: bool
-    in_place: bool
 
 
 def bwd_launch(
@@ -354,21 +331,15 @@ def bwd_launch(
 ) -> Launch:  # fmt: skip
     """The launch of the backward kernel for dy (tokens, hidden) and h (tokens, inner).
 
-    It takes dy, or dh (tokens, inner) where there is no product, w_down, gate_up, d_gate_up and h,
-    gate_up in place of each that it neither reads nor writes.
+    It takes dy, or dh (tokens, inner) where there is no product, w_down, gate_up, d_gate_up, which
+    may be gate_up, and h; gate_up in place of each that it neither reads nor writes.
     """
-    product, gradient, output, in_place = variant
+    product, gradient, output = variant
     config = config or (
         choose_config("backward", device, tokens, hidden, inner) if product else POINTWISE
     )
-    m, n, k = config.block_m, config.block_n, config.block_k
     scalars = tokens, hidden if product else inner, inner
-    # In a flattened loop a barrier would keep loads from being pipelined; elsewhere it costs
-    # nothing, and one binary serves both.
-    in_place = in_place or (gradient and not config.persistent)
     constants = {
         "ACTIVATION": activation, "PRODUCT": product, "GRADIENT": gradient, "OUTPUT": output,
-        "IN_PLACE": in_place, "FLATTEN": config.persistent and not in_place,
     }  # fmt: skip
-    programs = _grid(config, device, tokens, inner)
-    return Launch(_swiglu_bwd_kernel, config, programs, ([m, k], [k, n]), scalars, constants)
+    return Launch(_swiglu_bwd_kernel, config, _grid(config, tokens, inner), scalars, constants)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib.ops.arguments import require_size, require_tensors
+from fusedlib.ops.arguments import require_size
 from fusedlib.ops.fused_class import plain_weights
 from fusedlib.ops.mlp.activation import ACTIVATIONS, gelu_name
 from fusedlib.ops.mlp.function import SAVES, gated_mlp
@@ -63,7 +63,6 @@ class SwiGLUMLP(nn.Module):
             activated = ACTIVATIONS[self.activation].compute(self.gate_proj(x))
             y: Tensor = self.down_proj(activated * self.up_proj(x))
             return y
-        require_tensors(x=x)
         return gated_mlp(self.activation, self.save, x, *weights)
 
     def weights(self) -> tuple[tuple[Tensor, Tensor], Tensor] | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable, Iterator
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -69,7 +68,7 @@ class Plan:
         self._needs_matrices = not chosen.few or problem.tokens > FEW_TOKENS
         self._dtype, self._new = problem.dtype, allocator(problem.device)
         self._index = -1 if problem.device.type == "cpu" else problem.device.index or 0
-        self._launches: dict[Hashable, Launch] = {}
+        self._launches: dict[bool | Variant, Launch] = {}
 
     def accepts(
         self, x: Tensor, w_gate: Tensor, w_up: Tensor | None, w_down: Tensor | None
@@ -114,15 +113,12 @@ class Plan:
         second_weight, stored = w_gate if w_up is None else w_up, h if gate_up is None else gate_up
         matrices = x, w_gate, second_weight, stored, h
         try:
-            launch = self._launches.get(save)
-            if launch is None:
-                launch = self._launches[save] = self._forward_launch(save)
-            launch(*matrices)
+            self._launch(save)(*matrices)
         except TritonError as error:
             if self._forward != WARP_SPECIALIZED:
                 raise
             self._fall_back_to_tiles(error)
-            self._forward_launch(save)(*matrices)
+            self._launch(save)(*matrices)
         return h, gate_up
 
     def differentiate(
@@ -155,18 +151,15 @@ class Plan:
         first, weight = gate_up if upstream is None else upstream, w_down if multiplies else gate_up
         assert weight is not None
         if gate_up.numel():
-            variant = Variant(multiplies, gradient, recompute_h, gradient and in_place)
+            variant = Variant(multiplies, gradient, recompute_h)
             matrices = first, weight, gate_up, target, stored
             try:
-                launch = self._launches.get(variant)
-                if launch is None:
-                    launch = self._launches[variant] = self._backward_launch(variant)
-                launch(*matrices)
+                self._launch(variant)(*matrices)
             except TritonError as error:
                 if not (multiplies and self._backward == WARP_SPECIALIZED):
                     raise
                 self._fall_back_to_tiles(error)
-                self._backward_launch(variant)(*matrices)
+                self._launch(variant)(*matrices)
         return d_gate_up, h
 
     def launches(self) -> Iterator[PlannedLaunch]:
@@ -178,8 +171,8 @@ class Plan:
         sizes = (tokens, hidden), (tokens, inner), (tokens, self._wide), (self._wide, hidden)
         layouts = [contiguous_layout(size, self._dtype) for size in (*sizes, (hidden, inner))]
         x, h, gate_up, w_gate_up, w_down = without_memory(*layouts)
-        only_h = Variant(product=False, gradient=False, output=True, in_place=False)
-        pointwise = self._backward_launch(only_h), (gate_up, gate_up, gate_up, gate_up, h)
+        only_h = Variant(product=False, gradient=False, output=True)
+        pointwise = self._launch(only_h), (gate_up, gate_up, gate_up, gate_up, h)
         yield PlannedLaunch("h", (), *pointwise)
         for save in (True, False):
             name = f"forward{', gate|up kept' * save}"
@@ -187,33 +180,39 @@ class Plan:
             if self._forward == UNFUSED:
                 yield PlannedLaunch(name, trains, *pointwise)
             else:
-                launch = self._forward_launch(save)
+                launch = self._launch(save)
                 matrices = x, w_gate_up, w_gate_up, gate_up if save else h, h
                 yield PlannedLaunch(name, trains, launch, matrices)
         multiplies = self._backward != UNFUSED
         first, weight = (x, w_down) if multiplies else (h, gate_up)
-        for recompute_h, in_place in product((True, False), (False, True)):
-            name = f"backward{', h again' * recompute_h}{', in place' * in_place}"
-            trains = (SAVES_GATE_UP if recompute_h else SAVES_INPUT) * in_place
-            launch = self._backward_launch(Variant(multiplies, True, recompute_h, in_place))
+        for recompute_h in (True, False):
+            name = f"backward{', h again' * recompute_h}"
+            trains = SAVES_GATE_UP if recompute_h else SAVES_INPUT
+            launch = self._launch(Variant(multiplies, True, recompute_h))
             matrices = first, weight, gate_up, gate_up, h if recompute_h else gate_up
             yield PlannedLaunch(name, trains, launch, matrices)
         yield from self.products.launches(self.problem)
 
-    def _forward_launch(self, save: bool) -> Launch:
-        sizes = *self.problem.sizes, self._up_row
-        if self._forward == WARP_SPECIALIZED:
-            return route.hopper_kernels().forward_launch(
-                self._device, *sizes, save, self._activation
-            )
-        return fwd_launch(self._device, *sizes, save, self._activation)
+    def _launch(self, kind: bool | Variant) -> Launch:
+        """The launch of the forward, saving gate|up or not, or of a variant of the backward; made
+        once.
+        """
+        launch = self._launches.get(kind)
+        if launch is None:
+            launch = self._launches[kind] = self._make_launch(kind)
+        return launch
 
-    def _backward_launch(self, variant: Variant) -> Launch:
-        sizes = self.problem.sizes
-        if variant.product and self._backward == WARP_SPECIALIZED:
-            kernels = route.hopper_kernels()
-            return kernels.backward_launch(self._device, *sizes, variant.output, self._activation)
-        return bwd_launch(self._device, *sizes, variant, self._activation)
+    def _make_launch(self, kind: bool | Variant) -> Launch:
+        hopper, sizes, activation = route.hopper_kernels(), self.problem.sizes, self._activation
+        if isinstance(kind, Variant):
+            if kind.product and self._backward == WARP_SPECIALIZED:
+                made: Launch = hopper.backward_launch(self._device, *sizes, kind.output, activation)
+                return made
+            return bwd_launch(self._device, *sizes, kind, activation)
+        roles = self._forward == WARP_SPECIALIZED
+        forward_launch = hopper.forward_launch if roles else fwd_launch
+        made = forward_launch(self._device, *sizes, self._up_row, kind, activation)
+        return made
 
     def _fall_back_to_tiles(self, error: TritonError) -> None:
         """Use the kernels by tiles from now on: those with roles do not compile."""

@@ -29,7 +29,7 @@ Triton.
 from __future__ import annotations
 
 import warnings
-from functools import cache, lru_cache
+from functools import cache
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -137,7 +137,8 @@ def choose_route(problem: MLPProblem) -> Route:
     device, dtype, precision, tokens, hidden, inner, down, *_ = problem
     if is_fp32_on_gpu(dtype, device) or 0 in problem.sizes:
         is_highest = is_fp32_on_gpu(dtype, device) and precision == "ieee"
-        splits = is_highest and any_mlp_product_splits(tokens, hidden, inner)
+        # Products with w_down are half as large as those with gate and up, and need no look.
+        splits = is_highest and matmul.any_is_faster_split(tokens, 2 * inner, hidden)
         return Route("split fp32" if splits else "fp32", UNFUSED, UNFUSED, split=splits)
     even = not (hidden % ALIGNMENT or inner % ALIGNMENT)
     if down and even and tokens <= FEW_TOKENS and dtype in HALF_DTYPES:
@@ -245,21 +246,9 @@ def is_fp32_on_gpu(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.float32 and (device.type == "cuda" or not FUSES_FP32)
 
 
-# --- which fp32 products are split ---------------------------------------------------------------
-
-
-@lru_cache(1024)
-def any_mlp_product_splits(tokens: int, hidden: int, inner: int) -> bool:
-    """True if any product of an MLP is faster split.
-
-    Those with w_down are half as large as those with gate and up, and need no look.
-    """
-    return matmul.any_is_faster_split(tokens, 2 * inner, hidden)
-
-
 def forget() -> None:
     """Decide anew: after a change of `fusedlib.tuning`."""
-    for decided in (max_unfused_tokens, length_class_ends, any_mlp_product_splits):
+    for decided in (max_unfused_tokens, length_class_ends):
         decided.cache_clear()
 
 

@@ -188,7 +188,8 @@ def rms_norm_fwd(
     """y and s of x's shape (s only with a residual), and rstd (rows,)."""
     y, s, rstd = results = _results(x, weight, residual, eps, hf)
     source = _rows(x)
-    by = source if weight is None else weight.contiguous()
+    # What a kernel does not read or write, it is given something else for, here and below.
+    factor = source if weight is None else weight.contiguous()
     added = source if residual is None else _rows(residual)
     rows, width = source.shape
     if not rows:
@@ -197,15 +198,15 @@ def rms_norm_fwd(
     def make() -> Launch:
         from fusedlib.ops.norm.kernels import _rms_norm_fwd_kernel
 
-        config, constants = tile(width, 1 << 30)
+        config, constants = tile(width, width)  # a whole row at a time, however wide
         programs = cdiv(rows, constants["ROWS"]), 1, 1
         flags = {"RESIDUAL": residual is not None, "WEIGHTED": weight is not None, "HF": hf}
         scalars = rows, source.stride(0), added.stride(0), eps
-        return Launch(_rms_norm_fwd_kernel, config, programs, (), scalars, constants | flags)
+        return Launch(_rms_norm_fwd_kernel, config, programs, scalars, constants | flags)
 
-    matrices = source, added, by, y, source if s is None else s, rstd
+    matrices = source, added, factor, y, source if s is None else s, rstd
     layout = source.shape, source.stride(0), added.stride(0), residual is None
-    key = "rms_norm", *layout, hf, eps, x.dtype, weight is None, by.dtype, x.device
+    key = "rms_norm", *layout, hf, eps, x.dtype, weight is None, factor.dtype, x.device
     launch_for(key, make, *matrices)(*matrices)
     return results
 
@@ -217,11 +218,11 @@ def rms_norm_bwd(
     """d_s of s's shape and d_weight, each if wanted."""
     d_s = s.new_empty(s.shape) if wants_s else None
     source, upstream = _rows(s).contiguous(), _rows(dy)
-    by = rstd if weight is None else weight.contiguous()
+    factor = rstd if weight is None else weight.contiguous()
     stream = upstream if ds is None else _rows(ds)
     rows, width = source.shape
     if not rows:
-        return d_s, by.new_zeros(width) if wants_weight else None
+        return d_s, factor.new_zeros(width) if wants_weight else None
     # No more than there are tiles of rows; d_weight has one partial row for each.
     parts = min(cdiv(rows, rows_of_tile(width, WIDEST)), most_parts(s.device))
     partial_sums = s.new_empty((parts, width) if wants_weight else 0, dtype=torch.float32)
@@ -236,14 +237,14 @@ def rms_norm_bwd(
         # Loads ahead of a wide row's partial sums would read them before they are written.
         flags["LOADED"] = LOADED if constants["BLOCK"] >= width else 1
         programs = parts, 1, 1
-        return Launch(_rms_norm_bwd_kernel, config, programs, (), scalars, constants | flags)
+        return Launch(_rms_norm_bwd_kernel, config, programs, scalars, constants | flags)
 
-    matrices = upstream, stream, source, by, rstd, source if d_s is None else d_s, partial_sums
-    dtypes = upstream.dtype, stream.dtype, source.dtype, by.dtype
+    matrices = upstream, stream, source, factor, rstd, source if d_s is None else d_s, partial_sums
+    dtypes = upstream.dtype, stream.dtype, source.dtype, factor.dtype
     variant = ds is None, weight is None, wants_s, wants_weight
     key = "rms_norm_bwd", *scalars, width, parts, *variant, *dtypes, s.device
     launch_for(key, make, *matrices)(*matrices)
-    return d_s, sum_parts(partial_sums, by.dtype) if wants_weight else None
+    return d_s, sum_parts(partial_sums, factor.dtype) if wants_weight else None
 
 
 def rows_of_tile(width: int, widest: int) -> int:
@@ -275,7 +276,7 @@ def sum_parts(parts_of_sum: Tensor, dtype: torch.dtype) -> Tensor:
         most = most_parts(parts_of_sum.device)
         constants = {"PARTS": next_power_of_2(most), "COLUMNS": 16}
         config, programs = Config(num_warps=8), (cdiv(width, 16), 1, 1)
-        return Launch(_sum_parts_kernel, config, programs, (), (parts, width), constants)
+        return Launch(_sum_parts_kernel, config, programs, (parts, width), constants)
 
     key = "sum_parts", parts, width, dtype, total.device
     launch_for(key, make, parts_of_sum, total)(parts_of_sum, total)
@@ -310,9 +311,10 @@ def _fake_gradients(
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     x, weight, residual, eps, hf = inputs
     _, s, rstd = output
-    ctx.settings = eps, hf  # for who computes y again
+    ctx.settings = eps, hf  # for `ops.recomputed`, which computes y again
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*((rstd,) if residual is not None or s is None else (s, rstd)))
+    is_stream = residual is not None or s is None  # without a residual the operator's s is empty
+    ctx.mark_non_differentiable(*((rstd,) if is_stream else (s, rstd)))
     keep(ctx, (x if residual is None else s, weight), rstd)
 
 

@@ -68,8 +68,8 @@ def row_product(  # type: ignore[no-untyped-def]
     row, column = tile % row_tiles * HEIGHT, tile // row_tiles * WIDTH
     acc = tl.zeros((HEIGHT, WIDTH), dtype=tl.float32)
     for k in range(0, depth, DEPTH):
-        left = load_block(a, row, k, tokens, depth, depth, HEIGHT, DEPTH, False)
-        right = load_block(b, column, k, width, depth, depth, WIDTH, DEPTH, False)
+        left = load_block(a, row, k, tokens, depth, depth, HEIGHT, DEPTH)
+        right = load_block(b, column, k, width, depth, depth, WIDTH, DEPTH)
         acc = tl.dot(left, right.T, acc)
     if BIASED:
         j = column + tl.arange(0, WIDTH)
@@ -113,8 +113,8 @@ def _sum_of_products(  # type: ignore[no-untyped-def]
         upstream = tl.where(is_q, d_q, tl.where(is_k, d_k, d_v))
         weight = tl.where(is_q, w_q, tl.where(is_k, w_k, w_v))
         depth = tl.where(is_q, q_width, tl.where(is_k, k_width, v_width))
-        left = load_block(upstream, row, k, tokens, depth, depth, HEIGHT, DEPTH, False)
-        right = load_block(weight, k, column, depth, inputs, inputs, DEPTH, WIDTH, False)
+        left = load_block(upstream, row, k, tokens, depth, depth, HEIGHT, DEPTH)
+        right = load_block(weight, k, column, depth, inputs, inputs, DEPTH, WIDTH)
         acc = tl.dot(left, right, acc)
     store_block(d_x, acc, row, column, tokens, inputs, inputs, HEIGHT, WIDTH)
 
@@ -156,7 +156,7 @@ def projections_launch(
         return None
     scalars = tokens, inputs, *widths, *(count_tiles(config, tokens, width) for width in widths[:2])
     grid = programs, 1, 1
-    return Launch(_few_projections_kernel, config, grid, (), scalars, {"BIASED": biased})
+    return Launch(_few_projections_kernel, config, grid, scalars, {"BIASED": biased})
 
 
 def gradients_launch(
@@ -175,7 +175,7 @@ def gradients_launch(
     weight_programs = [cdiv(width, side) * cdiv(inputs, side * span) for width in widths]
     scalars = tokens, inputs, *widths, x_programs, *weight_programs[:2]
     grid = x_programs + sum(weight_programs), 1, 1
-    return Launch(_few_projections_gradients_kernel, config, grid, (), scalars, constants)
+    return Launch(_few_projections_gradients_kernel, config, grid, scalars, constants)
 
 
 def _has_larger_tiles(device: torch.device) -> bool:

@@ -222,7 +222,7 @@ def normed_rope_bwd(
     def make() -> Launch:
         from fusedlib.ops.rope.kernels import _normed_rope_bwd_kernel
 
-        return Launch(_normed_rope_bwd_kernel, Config(num_warps=4), grid, (), scalars, constants)
+        return Launch(_normed_rope_bwd_kernel, Config(num_warps=4), grid, scalars, constants)
 
     weights = q_weight.contiguous(), k_weight.contiguous()
     matrices = *given, *upstream, *results, cos, sin, *weights, partial
@@ -259,7 +259,7 @@ def _start(
         groups = (heads + key_heads) // shared
         # Sequences too along x: along y and z a grid ends at 65,535.
         programs = batch * cdiv(tokens, cut["TOKENS"]) * groups, 1, 1
-        return Launch(_rope_kernel, Config(num_warps=4), programs, (), scalars, constants | cut)
+        return Launch(_rope_kernel, Config(num_warps=4), programs, scalars, constants | cut)
 
     strides = _strides(first, last, results[0], results[-1])
     of_positions = 0 if positions is None or positions.shape[0] == 1 else tokens
@@ -330,7 +330,7 @@ def _gradients(backward: Any, ctx: Any, *upstream: Tensor | None) -> tuple[Tenso
 
     Args:
         backward: `rope_bwd`, or the operator that calls it.
-        ctx: what `_set_up` filled.
+        ctx: what `_keep` filled.
         upstream: dq and dk, (batch, heads, tokens, width) or None.
     """
     dq, dk = (d if want else None for d, want in zip(upstream, ctx.wants, strict=True))
