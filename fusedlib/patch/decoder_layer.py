@@ -59,7 +59,7 @@ class LayerPlan(NamedTuple):
 
 
 def plan_for_call(
-    x: Tensor, tables: tuple[Tensor, Tensor], weights: list[Any], biases: list[Any],
+    x: Tensor, tables: tuple[Tensor, Tensor], weights: list[Any], biases: tuple[Any, ...],
     eps: list[float], head_dim: int, activation: str,
 ) -> LayerPlan | None:  # fmt: skip
     """The plan for a call on such operands; None where it goes module by module.
@@ -67,7 +67,7 @@ def plan_for_call(
     Args:
         x: (batch, tokens, hidden).
         tables: cos and sin, (1 or batch, tokens, head_dim).
-        weights: what `LayerModules.weights` gives, as the biases.
+        weights: of q, k, v, o, gate, up, down, of both norms, and of those of q and k, if any.
         biases: of q, k and v, each or None.
         eps: of both norms, and of those of q and k.
         head_dim: width of a head.
@@ -95,7 +95,7 @@ def _make_plan(
     operands: tuple[Tensor, ...], bias_count: int, eps: list[float], head_dim: int, activation: str
 ) -> LayerPlan | None:
     """A new plan, where the operands go together and are such as the kernels take."""
-    x, cos, sin, _, w_q, w_k, _, _, _, w_gate, w_up, *_ = operands
+    x, cos, sin, w_q, w_k, _, _, w_gate, w_up, *_ = operands
     if x.ndim != 3 or not x.numel() or bias_count not in (0, 3) or eps[2:3] != eps[3:]:
         return None
     alike = len({(t.dtype, t.device) for t in operands}) == 1
@@ -104,8 +104,8 @@ def _make_plan(
     batch, tokens, hidden = x.shape
     width, key_width, inner = w_q.shape[0], w_k.shape[0], w_gate.shape[0]
     shapes = [
-        (hidden,), (width, hidden), (key_width, hidden), (key_width, hidden), (hidden, width),
-        (hidden,), (inner, hidden), (inner, hidden), (hidden, inner),
+        (width, hidden), (key_width, hidden), (key_width, hidden), (hidden, width),
+        (inner, hidden), (inner, hidden), (hidden, inner), (hidden,), (hidden,),
         *[(head_dim,)] * len(eps[2:]), *[(width,), (key_width,), (key_width,)][:bias_count],
     ]  # fmt: skip
     fits = [tuple(t.shape) for t in operands[3:]] == shapes and cos.shape == sin.shape

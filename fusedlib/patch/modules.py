@@ -336,10 +336,10 @@ class FusedLitGPTAttention(Fused):
         return self.proj(attended.reshape(batch, tokens, -1))
 
 
-def has_fused_forward(module: Any) -> bool:
-    """Whether the forward of a module's class is ours: others may derive a class of their own."""
-    fused: Any = getattr(module, "_fused", None)
-    return fused is not None and type(module).forward is fused.forward
+def has_fused_forward(cls: Any) -> bool:
+    """Whether a class's forward is ours: others may derive a class of their own."""
+    fused = getattr(cls, "_fused", None)
+    return fused is not None and cls.forward is fused.forward
 
 
 class FusedLinear(Fused):
@@ -431,7 +431,7 @@ class FusedCausalLM(Fused):
             self._tell_of_another_head(head)
         return (
             labels is not None and isinstance(logits_to_keep, int) and logits_to_keep == 0
-            and isinstance(head, FusedHead) and has_fused_forward(head)
+            and isinstance(head, FusedHead) and has_fused_forward(type(head))
             and ("forward" not in vars(head) or "_hf_hook" in vars(head))  # accelerate's calls ours
             and not has_value_hooks(head)
             and self.loss_function is own_loss
