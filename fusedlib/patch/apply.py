@@ -100,59 +100,23 @@ def apply_to(
     Takes models of transformers, with or without a head, and litgpt's GPT of the Llama kind. In
     transformers it knows modules by their code. Llama, Mistral, Qwen2 (2.5 too), Qwen3, SmolLM3,
     OLMo 2 and 3, Phi-3 (Phi-4 too) and Gemma 1 to 3 become fused as a whole, and so does in any
-    other model what computes as a module of theirs, its MLP with SiLU or GELU: DeepSeek-V3's norms,
-    MLPs and loss, Mixtral's norms, attention and loss. What computes otherwise is left and
-    reported, as experts and other rotations; so are own subclasses.
+    other model what computes as a module of theirs, its MLP with SiLU or GELU. What computes
+    otherwise is left and reported, as experts, other rotations and own subclasses.
 
     What the model computes stays, and so do its modules, parameters, `state_dict` and attributes:
     no parameter is made, moved or renamed. Optimizers, hooks, adapters, freezing, DDP, FSDP,
-    pruning and checkpoints work as on the unpatched model, before this call and afterwards; FSDP
-    and DeepSpeed come afterwards.
+    pruning and checkpoints work as on the unpatched model; FSDP and DeepSpeed come afterwards.
 
     One thing changes: a `...ForCausalLM` whose loss is fused, in training mode with labels, gives
-    `logits=None`, as Liger's models do. Who reads logits there calls it with `skip_logits=False`,
-    for the plain loss and its logits. A library that reads them wants `loss=False` here: PEFT's
-    CPT, and TRL's SFTTrainer before 1.15 with `loss_type="nll"`. A tuple, `return_dict=False`, has
-    its logits. With `skip_logits=True` there are none, in evaluation either; the unpatched model
-    ignores both. The Trainer evaluates with logits even where it asks for the loss alone: its
-    `prediction_step` is to add `skip_logits` to its inputs.
+    `logits=None`, as Liger's models do. Call it with `skip_logits=False` for the plain loss and its
+    logits, or patch with `loss=False` for a library that reads them.
 
     A module is fused where its children are what they were. Where an adapter, a hook, a shard or a
     quantized weight has taken the place of a projection, its MLP or its attention's q, k and v run
-    unfused for as long; so does the addition before a norm that has hooks, and the loss of a head
-    that has. `resize_token_embeddings` exchanges the head of a model whose embeddings are not tied:
-    its loss is unfused, as the next forward in training warns, until a second `apply_to`. Someone's
-    function in the place of a `forward` or of a function of the model's library is left and
-    reported; what is put there afterwards is not seen.
+    unfused for as long. After `resize_token_embeddings` call `apply_to` again, for the new head.
 
-    Under torch.compile transformers makes an explicit mask, with which attention takes longer. A
-    `...ForCausalLM` that decodes as one of these does, patched with the parts `attention`, `rope`
-    and `loss` and compiled as a whole, asks for none where `attention_mask`, `position_ids` and a
-    cache are left away and no sliding window is shorter than the tokens; ones in `attention_mask`
-    ask for one too. Of other models compile each layer: `for layer in model.model.layers:
-    layer.compile()`. Norms and rotations of at most 1,024 tokens, where their number is fixed, are
-    the compiler's own, and so are MLPs of more than 64.
-
-    In bf16 and fp16 a layer as Llama's whose modules are all plain is computed as a whole: by two
-    autograd functions, one on each side of attention. With few tokens the host still takes longer
-    than the card; then a step can be one CUDA graph, its optimizer included:
-
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True, capturable=True)
-        def step():
-            optimizer.zero_grad()
-            loss = model(ids, labels=ids, use_cache=False).loss
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3): step()  # compiles
-        with torch.cuda.graph(graph):
-            loss = step()  # ids.copy_(batch) and graph.replay() are a step from now on
-
-    Libraries that go by a module's exact type, `type(module) is torch.nn.Linear`, do not find the
-    layers that `linear` and `loss` changed: `torch.ao.quantization.quantize_dynamic` leaves them.
+    `fusedlib/patch/PATCHING.md` has the rest: masks under torch.compile, a step as one CUDA graph,
+    the Trainer's evaluation, libraries that read logits or go by a module's exact type.
 
     Args:
         model: changed in place.
@@ -160,9 +124,7 @@ def apply_to(
         rms_norm: every RMSNorm, and in layers as Llama's the residual stream added inside the one
             behind attention.
         rope: q and k turned in one launch.
-        attention: q, k and v with one gradient of what they are computed from. With `rope`, heads
-            in 16 bits that are no multiple of 8 come to `sdpa` as wide as its kernels want them,
-            where no cache is kept (`model.config.use_cache = False`) and nothing is compiled.
+        attention: q, k and v with one gradient of what they are computed from.
         loss: the cross entropy computed from hidden states, its logits never stored as a whole.
         linear: every other projection of fp32 weights by `fusedlib.linear`: on tensor cores where
             torch's matmul precision is "highest", and as ever at others. Weights of other dtypes
