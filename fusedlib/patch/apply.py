@@ -47,6 +47,10 @@ BY_TENSORS = "tensor parallelism"
 LOADED_WHOLE = ": load it without tp_plan and split it later, by torch's parallelize_module say"
 
 
+def _by_switch() -> dict[str, list[Any]]:
+    return {switch: [] for switch in SWITCHES}
+
+
 @dataclass
 class Report:
     """What `apply_to` did to a model; `print` shows it as a table.
@@ -61,11 +65,9 @@ class Report:
     """
 
     model: str
-    replaced: dict[str, list[str]] = field(default_factory=lambda: {s: [] for s in SWITCHES})
-    already: dict[str, list[str]] = field(default_factory=lambda: {s: [] for s in SWITCHES})
-    left: dict[str, list[tuple[str, str]]] = field(
-        default_factory=lambda: {s: [] for s in SWITCHES}
-    )
+    replaced: dict[str, list[str]] = field(default_factory=_by_switch)
+    already: dict[str, list[str]] = field(default_factory=_by_switch)
+    left: dict[str, list[tuple[str, str]]] = field(default_factory=_by_switch)
     plain: str | None = None
 
     def __str__(self) -> str:

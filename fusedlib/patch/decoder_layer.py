@@ -39,7 +39,7 @@ from fusedlib.ops.qkv import function as qkv
 from fusedlib.ops.rope.function import normed_rope_bwd, normed_rope_fwd, rope_bwd, rope_fwd
 
 METADATA = attrgetter("shape", "dtype", "device")
-PARAMETERS = frozenset((Parameter, type(None)))
+PARAMETERS = frozenset((Parameter,))
 
 
 class LayerPlan(NamedTuple):
@@ -73,18 +73,16 @@ def plan_for_call(
         head_dim: width of a head.
         activation: of the MLP, one of ACTIVATIONS.
     """
-    if not is_plain_eager(x, *tables) or not PARAMETERS.issuperset(map(type, (*weights, *biases))):
+    present = [b for b in biases if b is not None]
+    parameters = *weights, *present
+    if not is_plain_eager(x, *tables) or not PARAMETERS.issuperset(map(type, parameters)):
         return None
     if compat.is_transformed() or compat.is_transform_wrapper(x) or autocast_enabled(x.device.type):
         return None
     if torch.is_grad_enabled() and (tables[0].requires_grad or tables[1].requires_grad):
         return None
-    present = [b for b in biases if b is not None]
-    operands = x, *tables, *weights, *present
-    try:
-        key = *map(METADATA, operands), len(present), *eps, head_dim, activation
-    except AttributeError:  # a weight that is None
-        return None
+    operands = x, *tables, *parameters
+    key = *map(METADATA, operands), len(present), *eps, head_dim, activation
     plan: LayerPlan | None = prepared(
         (_make_plan, *key), _make_plan, operands, len(present), eps, head_dim, activation
     )

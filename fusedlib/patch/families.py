@@ -187,6 +187,10 @@ def _code_alone(function: ast.FunctionDef) -> str:
 # --- what stands in the way ----------------------------------------------------------------------
 
 
+def _first(reasons: Iterable[str | None]) -> str | None:
+    return next(filter(None, reasons), None)
+
+
 def is_fused(module: Any, switch: str) -> bool:
     """Whether an earlier call fused it by this switch, and it still is."""
     if switch == "loss" and not isinstance(module.lm_head, modules.FusedHead):
@@ -205,8 +209,7 @@ def changed(module: nn.Module, fused: type[Fused]) -> str | None:
         theirs, ours = ([*signature(c.forward).parameters] for c in (base, fused))
         if theirs != ours:
             return f"its forward takes {theirs}; expected is one with {ours}"
-    reasons = (_why_patched(getattr(base, name), base.__module__) for name in methods)
-    return next(filter(None, reasons), None)
+    return _first(_why_patched(getattr(base, name), base.__module__) for name in methods)
 
 
 def _why_patched(function: Any, module: str) -> str | None:
@@ -236,8 +239,7 @@ def _roots(package: str) -> tuple[str, ...]:
 def _why_functions_patched(module: nn.Module, *names: str) -> str | None:
     """Whether a function is not the one that stands in the file of the module's class."""
     source = original_class(module).__module__
-    reasons = (_why_patched(getattr(sys.modules[source], name), source) for name in names)
-    return next(filter(None, reasons), None)
+    return _first(_why_patched(getattr(sys.modules[source], name), source) for name in names)
 
 
 def _why_another_rotation(attention: nn.Module) -> str | None:
@@ -297,6 +299,11 @@ def _attention(fused: type[modules.FusedAttention]) -> tuple[Part, ...]:
     return Part("attention", fused, refuse, prepare), Part("rope", fused, _why_another_rotation)
 
 
+def _one_product(fused: type[Fused], refuse: Callable[[Any], str | None]) -> tuple[Part, ...]:
+    refused = _refused("q, k and v are one product already")
+    return Part("attention", fused, refused), Part("rope", fused, refuse)
+
+
 def _unfuse_linears(module: nn.Module, *names: str) -> frozenset[str]:
     """Give children that an earlier call fused alone their class back.
 
@@ -310,10 +317,6 @@ def _unfuse_linears(module: nn.Module, *names: str) -> frozenset[str]:
         if isinstance(child, modules.FusedLinear) and not is_parametrized(child):
             unfuse(child)
     return switches
-
-
-def _first(reasons: Iterable[str | None]) -> str | None:
-    return next(filter(None, reasons), None)
 
 
 def _loss(fused: type[modules.FusedCausalLM]) -> tuple[Part, ...]:
@@ -364,14 +367,7 @@ TRANSFORMERS = Family(
         "SmolLM3Attention": _attention(modules.FusedSmolLM3Attention),
         "Olmo2Attention": _attention(modules.FusedOlmo2Attention),
         "Olmo3Attention": _attention(modules.FusedOlmo3Attention),
-        "Phi3Attention": (
-            Part(
-                "attention",
-                modules.FusedPhi3Attention,
-                _refused("q, k and v are one product already"),
-            ),
-            Part("rope", modules.FusedPhi3Attention, _why_another_rotation),
-        ),
+        "Phi3Attention": _one_product(modules.FusedPhi3Attention, _why_another_rotation),
         "LlamaForCausalLM": _loss(modules.FusedCausalLM),
         "Gemma2ForCausalLM": _loss(modules.FusedSoftcappedCausalLM),
         "MixtralForCausalLM": _loss(modules.FusedMoeCausalLM),
@@ -420,14 +416,7 @@ LITGPT = Family(
             ),
         ),
         "LLaMAMLP": _mlp(modules.FusedLitGPTMLP),
-        "CausalSelfAttention": (
-            Part("rope", modules.FusedLitGPTAttention, _why_not_llama),
-            Part(
-                "attention",
-                modules.FusedLitGPTAttention,
-                _refused("q, k and v are one product already"),
-            ),
-        ),
+        "CausalSelfAttention": _one_product(modules.FusedLitGPTAttention, _why_not_llama),
         "GPT": (
             Part(
                 "loss",

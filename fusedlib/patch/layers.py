@@ -90,6 +90,8 @@ def run_layer(
     position_embeddings: tuple[Tensor, Tensor] | None, kwargs: dict[str, Any],
 ) -> Tensor | None:  # fmt: skip
     """The stream behind the layer, or None where it goes module by module."""
+    if torch.compiler.is_compiling() or x.dtype not in HALF_DTYPES or not has_kernels(x.device):
+        return None
     if position_embeddings is None:
         return None
     try:
@@ -124,11 +126,6 @@ def _decoder_layer() -> Any:
     return decoder_layer
 
 
-def _may_run_as_a_whole(x: Tensor) -> bool:
-    """Whether a layer on such an x may be computed as a whole."""
-    return x.dtype in HALF_DTYPES and not torch.compiler.is_compiling() and has_kernels(x.device)
-
-
 def _adds_residual(norm: Any) -> bool:
     """Whether the norm is still ours: others put adapters, norms or a `forward` in its place."""
     ours = isinstance(norm, FusedRMSNorm) and has_fused_forward(type(norm))
@@ -155,12 +152,11 @@ class FusedLayer(Fused):
     ) -> Tensor:  # fmt: skip
         """The residual stream behind this layer."""
         kwargs |= {"position_ids": position_ids, "use_cache": use_cache}
-        if _may_run_as_a_whole(hidden_states):
-            whole = run_layer(
-                self, hidden_states, attention_mask, past_key_values, position_embeddings, kwargs
-            )
-            if whole is not None:
-                return whole
+        whole = run_layer(
+            self, hidden_states, attention_mask, past_key_values, position_embeddings, kwargs
+        )
+        if whole is not None:
+            return whole
         kwargs |= {
             "attention_mask": attention_mask, CACHE: past_key_values,
             "position_embeddings": position_embeddings,

@@ -230,9 +230,10 @@ class FusedAttention(Fused):
         """What attention is told of how many tokens back it looks; Llama's is told nothing."""
         return {}
 
-    def window(self) -> int | None:
-        """How many tokens attention sees; None for all."""
-        return self._windowed().get("sliding_window")
+    def sees_all(self, tokens: int) -> bool:
+        """Whether no window of attention is shorter than the tokens."""
+        window = self._windowed().get("sliding_window")
+        return window is None or tokens <= window
 
     def _rotates(self) -> bool:
         """Whether positions turn q and k."""
@@ -367,14 +368,6 @@ class FusedHead(Fused):
         return linear_cross_entropy(input, self.weight, target, bias=self.bias, **settings)
 
 
-def _sees_all(attention: Any, tokens: int) -> bool:
-    """Whether an attention of ours has no window that is shorter than the tokens."""
-    if not isinstance(attention, FusedAttention):
-        return False
-    window = attention.window()
-    return window is None or tokens <= window
-
-
 class FusedCausalLM(Fused):
     """A model with a head: in training with labels, or with `skip_logits=True`, the loss alone."""
 
@@ -466,11 +459,13 @@ class FusedCausalLM(Fused):
             return False
         masked = "attention_mask", "position_ids", CACHE
         tokens = given["inputs_embeds"] if given["input_ids"] is None else given["input_ids"]
+        attentions = [layer.self_attn for layer in self.model.layers]
         return (
             tokens is not None
             and all(given[name] is None for name in masked)
             and self.config._attn_implementation == "sdpa"
-            and all(_sees_all(layer.self_attn, tokens.shape[1]) for layer in self.model.layers)
+            and all(isinstance(a, FusedAttention) for a in attentions)
+            and all(a.sees_all(tokens.shape[1]) for a in attentions)
         )
 
 
