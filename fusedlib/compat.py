@@ -7,7 +7,7 @@ its name. None of them has a public counterpart that costs as little, or any at 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 import torch
@@ -74,11 +74,16 @@ def has_own_hooks(module: Any) -> bool:
     )  # fmt: skip
 
 
-# The collections of hooks in a module's `__dict__`, at the least cost; Dynamo cannot trace it.
-own_hooks = itemgetter(
-    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
-)
-COMPILED_CALL = "_compiled_call_impl"  # in the `__dict__` of a module that was compiled by itself
+def calls_more_than_its_class(module: Any) -> bool:
+    """True if a call of the module runs hooks of its own, a `forward` that was put on it, or what
+    `module.compile()` made; at the least cost, which Dynamo cannot trace.
+    """
+    held = module.__dict__
+    return bool(
+        held["_forward_hooks"] or held["_forward_pre_hooks"]
+        or held["_backward_hooks"] or held["_backward_pre_hooks"]
+        or "forward" in held or "_compiled_call_impl" in held
+    )  # fmt: skip
 
 
 def hooks_of(module: Any) -> Iterator[Any]:

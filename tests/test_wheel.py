@@ -144,7 +144,8 @@ def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_has_the_library_typed_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"fusedlib"}
-    assert {"fusedlib/py.typed", "fusedlib/bench/race.py", "fusedlib/patch/apply.py"} <= set(names)
+    wanted = {"py.typed", "bench/race.py", "patch/apply.py", "patch/PATCHING.md"}
+    assert {f"fusedlib/{name}" for name in wanted} <= set(names)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 

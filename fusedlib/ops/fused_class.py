@@ -7,7 +7,8 @@ where a call of them would be the plain product and nothing else: `plain_weights
 from __future__ import annotations
 
 import copyreg
-from dataclasses import dataclass
+from collections.abc import Set
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -118,6 +119,11 @@ def package_of(cls: type) -> str:
 def fusion_state(module: nn.Module) -> Fusion:
     """The state that `apply_to` keeps on a module; an empty one for all others."""
     return vars(module).get("_fusion", Fused._fusion)
+
+
+def add_switches(module: Any, switches: Set[str]) -> None:
+    """Note on a fused module which switches of `apply_to` changed it."""
+    module._fusion = replace(module._fusion, switches=module._fusion.switches | switches)
 
 
 def _fused_class(fused: type[Fused], base: type[nn.Module]) -> type[Fused]:

@@ -7,8 +7,8 @@ hooks, children and attributes that it had, and gets a class of its own whose `f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,9 +20,9 @@ from fusedlib.launch import INTERPRETED, MIN_CAPABILITY, has_kernels
 from fusedlib.ops.fused_class import (
     LINEAR_FORWARDS,
     Fused,
+    add_switches,
     full_name,
     fuse,
-    fusion_state,
     has_hooks,
     is_plain_tensor,
     original_class,
@@ -30,13 +30,25 @@ from fusedlib.ops.fused_class import (
     stored_weight,
 )
 from fusedlib.ops.matmul.module import Linear
-from fusedlib.patch.families import FAMILIES, LITGPT, PARAMETRIZED, Family, Part, changed
+from fusedlib.patch.families import (
+    FAMILIES,
+    LITGPT,
+    PARAMETRIZED,
+    Family,
+    Part,
+    changed,
+    is_fused,
+)
 from fusedlib.patch.modules import FusedAttention, FusedHead, FusedLinear, FusedMLP, FusedRMSNorm
 
 SWITCHES = ("mlp", "rms_norm", "rope", "attention", "loss", "linear")
 OFF = "switched off"
 BY_TENSORS = "tensor parallelism"
 LOADED_WHOLE = ": load it without tp_plan and split it later, by torch's parallelize_module say"
+
+
+def _by_switch() -> dict[str, list[Any]]:
+    return {switch: [] for switch in SWITCHES}
 
 
 @dataclass
@@ -53,11 +65,9 @@ class Report:
     """
 
     model: str
-    replaced: dict[str, list[str]] = field(default_factory=lambda: {s: [] for s in SWITCHES})
-    already: dict[str, list[str]] = field(default_factory=lambda: {s: [] for s in SWITCHES})
-    left: dict[str, list[tuple[str, str]]] = field(
-        default_factory=lambda: {s: [] for s in SWITCHES}
-    )
+    replaced: dict[str, list[str]] = field(default_factory=_by_switch)
+    already: dict[str, list[str]] = field(default_factory=_by_switch)
+    left: dict[str, list[tuple[str, str]]] = field(default_factory=_by_switch)
     plain: str | None = None
 
     def __str__(self) -> str:
@@ -92,59 +102,23 @@ def apply_to(
     Takes models of transformers, with or without a head, and litgpt's GPT of the Llama kind. In
     transformers it knows modules by their code. Llama, Mistral, Qwen2 (2.5 too), Qwen3, SmolLM3,
     OLMo 2 and 3, Phi-3 (Phi-4 too) and Gemma 1 to 3 become fused as a whole, and so does in any
-    other model what computes as a module of theirs, its MLP with SiLU or GELU: DeepSeek-V3's norms,
-    MLPs and loss, Mixtral's norms, attention and loss. What computes otherwise is left and
-    reported, as experts and other rotations; so are own subclasses.
+    other model what computes as a module of theirs, its MLP with SiLU or GELU. What computes
+    otherwise is left and reported, as experts, other rotations and own subclasses.
 
     What the model computes stays, and so do its modules, parameters, `state_dict` and attributes:
     no parameter is made, moved or renamed. Optimizers, hooks, adapters, freezing, DDP, FSDP,
-    pruning and checkpoints work as on the unpatched model, before this call and afterwards; FSDP
-    and DeepSpeed come afterwards.
+    pruning and checkpoints work as on the unpatched model; FSDP and DeepSpeed come afterwards.
 
     One thing changes: a `...ForCausalLM` whose loss is fused, in training mode with labels, gives
-    `logits=None`, as Liger's models do. Who reads logits there calls it with `skip_logits=False`,
-    for the plain loss and its logits. A library that reads them wants `loss=False` here: PEFT's
-    CPT, and TRL's SFTTrainer before 1.15 with `loss_type="nll"`. A tuple, `return_dict=False`, has
-    its logits. With `skip_logits=True` there are none, in evaluation either; the unpatched model
-    ignores both. The Trainer evaluates with logits even where it asks for the loss alone: its
-    `prediction_step` is to add `skip_logits` to its inputs.
+    `logits=None`, as Liger's models do. Call it with `skip_logits=False` for the plain loss and its
+    logits, or patch with `loss=False` for a library that reads them.
 
     A module is fused where its children are what they were. Where an adapter, a hook, a shard or a
     quantized weight has taken the place of a projection, its MLP or its attention's q, k and v run
-    unfused for as long; so does the addition before a norm that has hooks, and the loss of a head
-    that has. `resize_token_embeddings` exchanges the head of a model whose embeddings are not tied:
-    its loss is unfused, as the next forward in training warns, until a second `apply_to`. Someone's
-    function in the place of a `forward` or of a function of the model's library is left and
-    reported; what is put there afterwards is not seen.
+    unfused for as long. After `resize_token_embeddings` call `apply_to` again, for the new head.
 
-    Under torch.compile transformers makes an explicit mask, with which attention takes longer. A
-    `...ForCausalLM` that decodes as one of these does, patched with the parts `attention`, `rope`
-    and `loss` and compiled as a whole, asks for none where `attention_mask`, `position_ids` and a
-    cache are left away and no sliding window is shorter than the tokens; ones in `attention_mask`
-    ask for one too. Of other models compile each layer: `for layer in model.model.layers:
-    layer.compile()`. Norms and rotations of at most 1,024 tokens, where their number is fixed, are
-    the compiler's own, and so are MLPs of more than 64.
-
-    In bf16 and fp16 a layer as Llama's whose modules are all plain is computed as a whole: by two
-    autograd functions, one on each side of attention. With few tokens the host still takes longer
-    than the card; then a step can be one CUDA graph, its optimizer included:
-
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True, capturable=True)
-        def step():
-            optimizer.zero_grad()
-            loss = model(ids, labels=ids, use_cache=False).loss
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3): step()  # compiles
-        with torch.cuda.graph(graph):
-            loss = step()  # ids.copy_(batch) and graph.replay() are a step from now on
-
-    Libraries that go by a module's exact type, `type(module) is torch.nn.Linear`, do not find the
-    layers that `linear` and `loss` changed: `torch.ao.quantization.quantize_dynamic` leaves them.
+    `fusedlib/patch/PATCHING.md` has the rest: masks under torch.compile, a step as one CUDA graph,
+    the Trainer's evaluation, libraries that read logits or go by a module's exact type.
 
     Args:
         model: changed in place.
@@ -152,9 +126,7 @@ def apply_to(
         rms_norm: every RMSNorm, and in layers as Llama's the residual stream added inside the one
             behind attention.
         rope: q and k turned in one launch.
-        attention: q, k and v with one gradient of what they are computed from. With `rope`, heads
-            in 16 bits that are no multiple of 8 come to `sdpa` as wide as its kernels want them,
-            where no cache is kept (`model.config.use_cache = False`) and nothing is compiled.
+        attention: q, k and v with one gradient of what they are computed from.
         loss: the cross entropy computed from hidden states, its logits never stored as a whole.
         linear: every other projection of fp32 weights by `fusedlib.linear`: on tensor cores where
             torch's matmul precision is "highest", and as ever at others. Weights of other dtypes
@@ -168,16 +140,15 @@ def apply_to(
         ValueError: a model of another kind, or one that is wrapped already. Nothing is changed
             then.
     """
-    family = _family(model)
+    family, known = _recognize(model)
     wanted = dict(zip(SWITCHES, (mlp, rms_norm, rope, attention, loss, linear), strict=True))
     report = Report(type(model).__name__, plain=why_plain(model.parameters()))
     for switch, value in wanted.items():
         if not isinstance(value, bool):
             raise TypeError(f"{switch} must be True or False, got {value!r}")
-    own = {module for module in model.modules() if _is_ours(module)}
     todo: list[tuple[str, nn.Module, Part]] = []
     for path, module in model.named_modules():
-        parts = {part.switch: part for part in family.parts.get(family.recognize(module) or "", ())}
+        parts = {part.switch: part for part in family.parts.get(known.get(module, ""), ())}
         for switch in parts or family.switches_by_child.get(path.rpartition(".")[2], ()):
             part = parts.get(switch)
             if not wanted[switch]:
@@ -186,22 +157,22 @@ def apply_to(
                 report.left[switch].append((path, _why_not_recognized(module, switch, family)))
             elif why := changed(module, part.fused) or part.refuse(module):
                 report.left[switch].append((path, why))
-            elif switch in fusion_state(module).switches and part.prepared(module):
+            elif is_fused(module, switch):
                 report.already[switch].append(path)
             else:
                 todo.append((path, module, part))
     for path, module, part in todo:
         fuse(module, part.fused)
         part.prepare(module)
-        _add_switch(module, part.switch)
+        add_switches(module, {part.switch})
         report.replaced[part.switch].append(path)
-    _fuse_projections(model, own, wanted["linear"], report)
-    for module in model.modules():
-        fused, norm = family.layers.get(family.recognize(module) or "", (Fused, ""))
-        after = getattr(module, norm, None)
+    _fuse_projections(model, wanted["linear"], report)
+    for layer, name in known.items():
+        fused, norm = family.layers.get(name, (Fused, ""))
+        after = getattr(layer, norm, None)
         adds = isinstance(after, FusedRMSNorm) and not has_hooks(after)
-        if adds and not changed(module, fused):
-            fuse(module, fused)
+        if adds and not changed(layer, fused):
+            fuse(layer, fused)
     return report
 
 
@@ -228,38 +199,30 @@ def why_plain(parameters: Iterable[Tensor]) -> str | None:
     return f"the kernels are for GPUs of compute capability {least} and higher"
 
 
-def _add_switch(module: Any, switch: str) -> None:
-    fusion = fusion_state(module)
-    module._fusion = replace(fusion, switches=fusion.switches | {switch})
-
-
-def _fuse_projections(
-    model: nn.Module, own: Set[nn.Module], wanted: bool, report: Report
-) -> None:  # fmt: skip
+def _fuse_projections(model: nn.Module, wanted: bool, report: Report) -> None:
     """Have `fusedlib.linear` compute the linear layers, and q, k and v of an attention.
 
-    `own` were `fusedlib.Linear`s: whatever is wanted they go on by it.
+    Each `fusedlib.Linear` goes on by it, whatever is wanted.
     """
     owners = {child: owner for owner in model.modules() for child in _computed_by(owner)}
-    changed: list[nn.Module] = []
+    todo: list[nn.Module] = []
     for path, module in model.named_modules():
-        if not isinstance(module, nn.Linear):
-            continue
-        why = None if module in own else _why_not_split(module) if wanted else OFF
         owner = owners.get(module, module)
-        if isinstance(owner, FusedMLP):
-            continue  # one operation with others
+        if not isinstance(module, nn.Linear) or isinstance(owner, FusedMLP):
+            continue  # an MLP is one operation
+        ours = _is_ours(module)
+        why = None if ours else _why_not_split(module) if wanted else OFF
         if why is not None:
             report.left["linear"].append((path, why))
             continue
-        already = module in own or "linear" in fusion_state(owner).switches
+        already = ours or is_fused(owner, "linear")
         (report.already if already else report.replaced)["linear"].append(path)
-        changed.append(owner)
-    for module in changed:
-        if not isinstance(module, Fused | Linear):
-            fuse(module, FusedLinear)
-        if isinstance(module, Fused):
-            _add_switch(module, "linear")
+        todo.append(owner)
+    for owner in todo:
+        if not isinstance(owner, Fused | Linear):
+            fuse(owner, FusedLinear)
+        if isinstance(owner, Fused):
+            add_switches(owner, {"linear"})
 
 
 def _computed_by(owner: nn.Module) -> list[nn.Module]:
@@ -291,11 +254,12 @@ def _why_not_split(module: nn.Linear) -> str | None:
     return None if dtype == torch.float32 else f"{dtype}; only fp32 is split"
 
 
-def _family(model: nn.Module) -> Family:
+def _recognize(model: nn.Module) -> tuple[Family, dict[nn.Module, str]]:
+    """The family of a model, and of its modules what each is known as."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"apply_to changes a torch.nn.Module, got {type(model).__name__}")
     name = full_name(type(model))
-    family = next((f for f in FAMILIES if f.includes(type(model))), None)
+    family, known = _known_modules(model)
     if family is LITGPT:
         config: Any = model.config
         classes = config.norm_class_name, config.mlp_class_name
@@ -305,21 +269,21 @@ def _family(model: nn.Module) -> Family:
                 f"LLaMAMLP and no parallel_residual, found {' and '.join(classes)}, "
                 f"parallel_residual={config.parallel_residual}"
             )
-    if family is not None and _has_parts(model, family):
-        for name, parameter in model.named_parameters():
+    if family is not None and known:
+        for weight, parameter in model.named_parameters():
             if splitter := _who_split(model, parameter):
                 raise ValueError(
-                    f"{name} is split by {splitter} already: call apply_to on the whole model, "
+                    f"{weight} is split by {splitter} already: call apply_to on the whole model, "
                     f"before {splitter}{LOADED_WHOLE if splitter == BY_TENSORS else ''}"
                 )
-        return family
+        return family, known
     message = (
         f"{name} is no model that apply_to knows; looked for are litgpt's GPT and models of "
         "transformers with modules that compute as those of Llama, Mistral, Qwen2, Qwen3, SmolLM3, "
         "OLMo, Phi-3 or Gemma"
     )
     for path, module in model.named_modules():
-        if any(f.includes(type(module)) and _has_parts(module, f) for f in FAMILIES):
+        if _known_modules(module)[1]:
             held = type(module).__qualname__
             message += f". It holds a {held} as .{path}: give that one, before others wrap it"
             break
@@ -331,6 +295,11 @@ def _family(model: nn.Module) -> Family:
     raise ValueError(message)
 
 
+def _known_modules(model: nn.Module) -> tuple[Family | None, dict[nn.Module, str]]:
+    family = next((f for f in FAMILIES if f.includes(type(model))), None)
+    return family, family.recognize(model) if family else {}
+
+
 def _who_split(model: nn.Module, parameter: nn.Parameter) -> str | None:
     """Who keeps a parameter in parts; None for a whole one."""
     if hasattr(parameter, "ds_id"):
@@ -339,10 +308,6 @@ def _who_split(model: nn.Module, parameter: nn.Parameter) -> str | None:
         return None
     bases = {base.__name__ for module in model.modules() for base in type(module).__mro__}
     return "FSDP" if "FSDPModule" in bases else BY_TENSORS
-
-
-def _has_parts(model: nn.Module, family: Family) -> bool:
-    return any(map(family.recognize, model.modules()))
 
 
 def _why_not_recognized(module: nn.Module, switch: str, family: Family) -> str:

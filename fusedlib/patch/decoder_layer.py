@@ -39,7 +39,7 @@ from fusedlib.ops.qkv import function as qkv
 from fusedlib.ops.rope.function import normed_rope_bwd, normed_rope_fwd, rope_bwd, rope_fwd
 
 METADATA = attrgetter("shape", "dtype", "device")
-PARAMETERS = frozenset((Parameter, type(None)))
+PARAMETERS = frozenset((Parameter,))
 
 
 class LayerPlan(NamedTuple):
@@ -59,7 +59,7 @@ class LayerPlan(NamedTuple):
 
 
 def plan_for_call(
-    x: Tensor, tables: tuple[Tensor, Tensor], weights: list[Any], biases: list[Any],
+    x: Tensor, tables: tuple[Tensor, Tensor], weights: list[Any], biases: tuple[Any, ...],
     eps: list[float], head_dim: int, activation: str,
 ) -> LayerPlan | None:  # fmt: skip
     """The plan for a call on such operands; None where it goes module by module.
@@ -67,24 +67,22 @@ def plan_for_call(
     Args:
         x: (batch, tokens, hidden).
         tables: cos and sin, (1 or batch, tokens, head_dim).
-        weights: what `LayerModules.weights` gives, as the biases.
+        weights: of q, k, v, o, gate, up, down, of both norms, and of those of q and k, if any.
         biases: of q, k and v, each or None.
         eps: of both norms, and of those of q and k.
         head_dim: width of a head.
         activation: of the MLP, one of ACTIVATIONS.
     """
-    if not is_plain_eager(x, *tables) or not PARAMETERS.issuperset(map(type, (*weights, *biases))):
+    present = [b for b in biases if b is not None]
+    parameters = *weights, *present
+    if not is_plain_eager(x, *tables) or not PARAMETERS.issuperset(map(type, parameters)):
         return None
     if compat.is_transformed() or compat.is_transform_wrapper(x) or autocast_enabled(x.device.type):
         return None
     if torch.is_grad_enabled() and (tables[0].requires_grad or tables[1].requires_grad):
         return None
-    present = [b for b in biases if b is not None]
-    operands = x, *tables, *weights, *present
-    try:
-        key = *map(METADATA, operands), len(present), *eps, head_dim, activation
-    except AttributeError:  # a weight that is None
-        return None
+    operands = x, *tables, *parameters
+    key = *map(METADATA, operands), len(present), *eps, head_dim, activation
     plan: LayerPlan | None = prepared(
         (_make_plan, *key), _make_plan, operands, len(present), eps, head_dim, activation
     )
@@ -95,7 +93,7 @@ def _make_plan(
     operands: tuple[Tensor, ...], bias_count: int, eps: list[float], head_dim: int, activation: str
 ) -> LayerPlan | None:
     """A new plan, where the operands go together and are such as the kernels take."""
-    x, cos, sin, _, w_q, w_k, _, _, _, w_gate, w_up, *_ = operands
+    x, cos, sin, w_q, w_k, _, _, w_gate, w_up, *_ = operands
     if x.ndim != 3 or not x.numel() or bias_count not in (0, 3) or eps[2:3] != eps[3:]:
         return None
     alike = len({(t.dtype, t.device) for t in operands}) == 1
@@ -104,8 +102,8 @@ def _make_plan(
     batch, tokens, hidden = x.shape
     width, key_width, inner = w_q.shape[0], w_k.shape[0], w_gate.shape[0]
     shapes = [
-        (hidden,), (width, hidden), (key_width, hidden), (key_width, hidden), (hidden, width),
-        (hidden,), (inner, hidden), (inner, hidden), (hidden, inner),
+        (width, hidden), (key_width, hidden), (key_width, hidden), (hidden, width),
+        (inner, hidden), (inner, hidden), (hidden, inner), (hidden,), (hidden,),
         *[(head_dim,)] * len(eps[2:]), *[(width,), (key_width,), (key_width,)][:bias_count],
     ]  # fmt: skip
     fits = [tuple(t.shape) for t in operands[3:]] == shapes and cos.shape == sin.shape

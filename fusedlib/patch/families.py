@@ -12,7 +12,7 @@ import ast
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from inspect import signature
 from pathlib import Path
@@ -24,6 +24,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from fusedlib.ops.fused_class import (
     Fused,
     Fusion,
+    add_switches,
     full_name,
     fuse,
     fusion_state,
@@ -73,14 +74,12 @@ class Part:
         fused: what the module becomes.
         refuse: why this one cannot become that; None where it can.
         prepare: what is done besides.
-        prepared: whether that is still so.
     """
 
     switch: str
     fused: type[Fused]
     refuse: Callable[[Any], str | None] = lambda module: None
     prepare: Callable[[Any], None] = lambda module: None
-    prepared: Callable[[Any], bool] = lambda module: True
 
 
 @dataclass(frozen=True)
@@ -106,31 +105,29 @@ class Family:
         names = {(package_of(c), c.__name__) for c in cls.__mro__}
         return (self.package, self.model) in names
 
-    def recognize(self, module: nn.Module) -> str | None:
-        """The class that a module's own reads as, of those in `parts` and `layers`."""
-        return _class_with_same_code(
-            original_class(module), (*self.parts, *self.layers), self.package
-        )
+    def recognize(self, model: nn.Module) -> dict[nn.Module, str]:
+        """The modules that are known, each with the class of `parts` or `layers` it reads as."""
+        known, names = {}, (*self.parts, *self.layers)
+        for module in model.modules():
+            cls = original_class(module)
+            name = _class_with_same_code(cls, names) if package_of(cls) == self.package else None
+            if name is not None:
+                known[module] = name
+        return known
 
 
 # --- reading code --------------------------------------------------------------------------------
 
 
-def _class_with_same_code(
-    cls: type, names: tuple[str, ...], package: str = "transformers"
-) -> str | None:
-    """The first of the classes of these names whose code a class of the package has."""
-    if package_of(cls) != package:
-        return None
-    if package != "transformers":
+def _class_with_same_code(cls: type, names: tuple[str, ...]) -> str | None:
+    """The first of its library's classes of these names that a class reads as."""
+    if cls.__name__ in names or package_of(cls) != "transformers":
         return cls.__name__ if cls.__name__ in names else None
     return _find_same_code(cls.__module__, cls.__name__, names)
 
 
 @cache
 def _find_same_code(module: str, cls: str, names: tuple[str, ...]) -> str | None:
-    if cls in names:
-        return cls
     code = _definitions(module).get(cls)
     same = (name for name in names if code == _definitions(_defining_module(name)).get(name))
     return None if code is None else next(same, None)
@@ -190,6 +187,17 @@ def _code_alone(function: ast.FunctionDef) -> str:
 # --- what stands in the way ----------------------------------------------------------------------
 
 
+def _first(reasons: Iterable[str | None]) -> str | None:
+    return next(filter(None, reasons), None)
+
+
+def is_fused(module: Any, switch: str) -> bool:
+    """Whether an earlier call fused it by this switch, and it still is."""
+    if switch == "loss" and not isinstance(module.lm_head, modules.FusedHead):
+        return False  # resize_token_embeddings made another head
+    return switch in fusion_state(module).switches
+
+
 def changed(module: nn.Module, fused: type[Fused]) -> str | None:
     """Why its forward is another than the one that our class takes the place of."""
     base = original_class(module)
@@ -201,8 +209,7 @@ def changed(module: nn.Module, fused: type[Fused]) -> str | None:
         theirs, ours = ([*signature(c.forward).parameters] for c in (base, fused))
         if theirs != ours:
             return f"its forward takes {theirs}; expected is one with {ours}"
-    reasons = (_why_patched(getattr(base, name), base.__module__) for name in methods)
-    return next(filter(None, reasons), None)
+    return _first(_why_patched(getattr(base, name), base.__module__) for name in methods)
 
 
 def _why_patched(function: Any, module: str) -> str | None:
@@ -232,8 +239,7 @@ def _roots(package: str) -> tuple[str, ...]:
 def _why_functions_patched(module: nn.Module, *names: str) -> str | None:
     """Whether a function is not the one that stands in the file of the module's class."""
     source = original_class(module).__module__
-    reasons = (_why_patched(getattr(sys.modules[source], name), source) for name in names)
-    return next(filter(None, reasons), None)
+    return _first(_why_patched(getattr(sys.modules[source], name), source) for name in names)
 
 
 def _why_another_rotation(attention: nn.Module) -> str | None:
@@ -288,10 +294,14 @@ def _attention(fused: type[modules.FusedAttention]) -> tuple[Part, ...]:
         return _first(why_not_linear(module, name) for name in names)
 
     def prepare(module: Any) -> None:
-        switches = fusion_state(module).switches | _unfuse_linears(module, *names)
-        module._fusion = replace(module._fusion, switches=switches)
+        add_switches(module, _unfuse_linears(module, *names))
 
     return Part("attention", fused, refuse, prepare), Part("rope", fused, _why_another_rotation)
+
+
+def _one_product(fused: type[Fused], refuse: Callable[[Any], str | None]) -> tuple[Part, ...]:
+    refused = _refused("q, k and v are one product already")
+    return Part("attention", fused, refused), Part("rope", fused, refuse)
 
 
 def _unfuse_linears(module: nn.Module, *names: str) -> frozenset[str]:
@@ -309,37 +319,33 @@ def _unfuse_linears(module: nn.Module, *names: str) -> frozenset[str]:
     return switches
 
 
-def _first(reasons: Iterable[str | None]) -> str | None:
-    return next(filter(None, reasons), None)
-
-
 def _loss(fused: type[modules.FusedCausalLM]) -> tuple[Part, ...]:
     def refuse(model: Any) -> str | None:
-        why = why_not_linear(model, "lm_head")
-        if why is None and is_parametrized(model.lm_head) and not prepared(model):
-            why = f"lm_head: {PARAMETRIZED}"
-        losses = sys.modules[LOSSES]
-        return why or _first(_why_patched(getattr(losses, name), LOSSES) for name in LOSS)
+        if why := why_not_linear(model, "lm_head"):
+            return why
+        head, losses = model.lm_head, sys.modules[LOSSES]
+        if is_parametrized(head) and not isinstance(head, modules.FusedHead):
+            return f"lm_head: {PARAMETRIZED}"
+        return _first(_why_patched(getattr(losses, name), LOSSES) for name in LOSS)
 
-    def prepared(model: Any) -> bool:  # resize_token_embeddings makes another head
-        return isinstance(model.lm_head, modules.FusedHead)
-
-    return (Part("loss", fused, refuse, _prepare_head, prepared),)
+    return (Part("loss", fused, refuse, _prepare_head),)
 
 
 def _prepare_head(model: Any) -> None:
     switches = _unfuse_linears(model, "lm_head")
     fuse(model.lm_head, modules.FusedHead)
     model.lm_head._fusion = Fusion(switches)
-    causal = getattr(model.config, "is_causal", True)
     cls = original_class(model.model)
-    unchanged = _class_with_same_code(cls, DECODERS) is not None and not _why_patched(
-        cls.forward, cls.__module__
-    )
     source = sys.modules[cls.__module__]
     masks = [getattr(source, name) for name in MASKS if hasattr(source, name)]
-    unchanged = unchanged and not any(_why_patched(m, "transformers.masking_utils") for m in masks)
-    model._fusion = Fusion(fusion_state(model).switches, causal and unchanged)
+    causal = (
+        getattr(model.config, "is_causal", True)
+        and package_of(cls) == "transformers"
+        and _class_with_same_code(cls, DECODERS) is not None
+        and not _why_patched(cls.forward, cls.__module__)
+        and not any(_why_patched(mask, "transformers.masking_utils") for mask in masks)
+    )
+    model._fusion = Fusion(fusion_state(model).switches, causal)
 
 
 TRANSFORMERS = Family(
@@ -361,14 +367,7 @@ TRANSFORMERS = Family(
         "SmolLM3Attention": _attention(modules.FusedSmolLM3Attention),
         "Olmo2Attention": _attention(modules.FusedOlmo2Attention),
         "Olmo3Attention": _attention(modules.FusedOlmo3Attention),
-        "Phi3Attention": (
-            Part(
-                "attention",
-                modules.FusedPhi3Attention,
-                _refused("q, k and v are one product already"),
-            ),
-            Part("rope", modules.FusedPhi3Attention, _why_another_rotation),
-        ),
+        "Phi3Attention": _one_product(modules.FusedPhi3Attention, _why_another_rotation),
         "LlamaForCausalLM": _loss(modules.FusedCausalLM),
         "Gemma2ForCausalLM": _loss(modules.FusedSoftcappedCausalLM),
         "MixtralForCausalLM": _loss(modules.FusedMoeCausalLM),
@@ -417,14 +416,7 @@ LITGPT = Family(
             ),
         ),
         "LLaMAMLP": _mlp(modules.FusedLitGPTMLP),
-        "CausalSelfAttention": (
-            Part("rope", modules.FusedLitGPTAttention, _why_not_llama),
-            Part(
-                "attention",
-                modules.FusedLitGPTAttention,
-                _refused("q, k and v are one product already"),
-            ),
-        ),
+        "CausalSelfAttention": _one_product(modules.FusedLitGPTAttention, _why_not_llama),
         "GPT": (
             Part(
                 "loss",

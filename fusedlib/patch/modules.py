@@ -230,9 +230,10 @@ class FusedAttention(Fused):
         """What attention is told of how many tokens back it looks; Llama's is told nothing."""
         return {}
 
-    def window(self) -> int | None:
-        """How many tokens attention sees; None for all."""
-        return self._windowed().get("sliding_window")
+    def sees_all(self, tokens: int) -> bool:
+        """Whether no window of attention is shorter than the tokens."""
+        window = self._windowed().get("sliding_window")
+        return window is None or tokens <= window
 
     def _rotates(self) -> bool:
         """Whether positions turn q and k."""
@@ -336,10 +337,10 @@ class FusedLitGPTAttention(Fused):
         return self.proj(attended.reshape(batch, tokens, -1))
 
 
-def has_fused_forward(module: Any) -> bool:
-    """Whether the forward of a module's class is ours: others may derive a class of their own."""
-    fused: Any = getattr(module, "_fused", None)
-    return fused is not None and type(module).forward is fused.forward
+def has_fused_forward(cls: Any) -> bool:
+    """Whether a class's forward is ours: others may derive a class of their own."""
+    fused = getattr(cls, "_fused", None)
+    return fused is not None and cls.forward is fused.forward
 
 
 class FusedLinear(Fused):
@@ -365,14 +366,6 @@ class FusedHead(Fused):
             product = linear_function.linear if "linear" in self._fusion.switches else linear
             return product(input, self.weight, self.bias)
         return linear_cross_entropy(input, self.weight, target, bias=self.bias, **settings)
-
-
-def _sees_all(attention: Any, tokens: int) -> bool:
-    """Whether an attention of ours has no window that is shorter than the tokens."""
-    if not isinstance(attention, FusedAttention):
-        return False
-    window = attention.window()
-    return window is None or tokens <= window
 
 
 class FusedCausalLM(Fused):
@@ -431,7 +424,7 @@ class FusedCausalLM(Fused):
             self._tell_of_another_head(head)
         return (
             labels is not None and isinstance(logits_to_keep, int) and logits_to_keep == 0
-            and isinstance(head, FusedHead) and has_fused_forward(head)
+            and isinstance(head, FusedHead) and has_fused_forward(type(head))
             and ("forward" not in vars(head) or "_hf_hook" in vars(head))  # accelerate's calls ours
             and not has_value_hooks(head)
             and self.loss_function is own_loss
@@ -466,11 +459,13 @@ class FusedCausalLM(Fused):
             return False
         masked = "attention_mask", "position_ids", CACHE
         tokens = given["inputs_embeds"] if given["input_ids"] is None else given["input_ids"]
+        attentions = [layer.self_attn for layer in self.model.layers]
         return (
             tokens is not None
             and all(given[name] is None for name in masked)
             and self.config._attn_implementation == "sdpa"
-            and all(_sees_all(layer.self_attn, tokens.shape[1]) for layer in self.model.layers)
+            and all(isinstance(a, FusedAttention) for a in attentions)
+            and all(a.sees_all(tokens.shape[1]) for a in attentions)
         )
 
 

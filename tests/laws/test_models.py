@@ -318,7 +318,7 @@ def test_a_head_that_was_exchanged_is_warned_of_once_and_fused_by_another_call(e
 
 
 def test_the_trainer_evaluates_without_logits(tmp_path):
-    """As the docstring of `apply_to` says."""
+    """As `fusedlib/patch/PATCHING.md` says."""
     pytest.importorskip("accelerate")
 
     class LossTrainer(transformers.Trainer):
