@@ -22,8 +22,8 @@ from torch.nn.functional import (
 from fusedlib import bench
 from fusedlib.bench import alarms, check, machine, timing
 from fusedlib.bench.attempt import Wrong
-from fusedlib.bench.operation import Operation
-from fusedlib.bench.rivals import Workload
+from fusedlib.bench.problem import Problem
+from fusedlib.bench.workload import Workload
 
 CPU = torch.device("cpu")
 
@@ -545,14 +545,14 @@ def test_who_computes_in_the_check_alone_is_seen_in_the_clock_or_after(right_cal
 
 def test_the_look_between_samples_is_at_a_random_one_and_once_for_each_rival(monkeypatch):
     asked, looks = [], []
-    hold = Operation.hold
+    hold = Problem.hold
     monkeypatch.setattr(alarms, "some_of", lambda count: asked.append(count) or 3)
 
-    def seen(self, one, work, dy, truth, required, results):
-        looks.append((one.name, truth.when != ""))
-        return hold(self, one, work, dy, truth, required, results)
+    def seen(self, name, work, dy, truth, required, results):
+        looks.append((name, truth.when != ""))
+        return hold(self, name, work, dy, truth, required, results)
 
-    monkeypatch.setattr(Operation, "hold", seen)
+    monkeypatch.setattr(Problem, "hold", seen)
     bench.compare(torch.exp, {"a": torch.exp, "b": lambda x: x.exp()}, {"x": X}, rounds=4)
     assert asked == [6, 6], "of two rounds of warm-up and four"
     before = [("a", False), *3 * [("a", True)], ("b", False), *3 * [("b", True)]]
@@ -948,7 +948,7 @@ def test_the_plot_has_a_bar_for_each_that_was_timed():
 def test_the_share_of_the_roofline_is_least_time_over_time(monkeypatch):
     monkeypatch.setattr(alarms, "most_flops_per_s", lambda device: 1.0)
     comparison = bench.compare(torch.exp, {"mine": torch.exp}, {"x": X}, rounds=2)
-    figures = comparison.measured[0].figures | {"flops": 0.0, "compulsory_bytes": 0.0}
+    figures = comparison.measured[0] | {"flops": 0.0, "compulsory_bytes": 0.0}
     assert comparison._share(figures, 1.0) is None
     assert comparison._share(figures | {"flops": 0.5}, 1000.0) == 0.5
     assert comparison._share(figures | {"flops": 0.5}, 400.0) is None, "not all of it was moved"

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fusedlib.bench import cuda_graphs, rivals
+from fusedlib.bench import cuda_graphs
 from measure import llama
 from measure.llama import operations
+from measure.racing import rivals
 from measure.recording import results
 
 SMALL = {"widths": [64], "vocabulary": 200, "batch_size": 2, "context_length": 16,

@@ -5,7 +5,7 @@ Each looks at behaviour, never at source:
 - outputs are plain tensors with memory of their own, judged as they are at the return;
 - operands are drawn anew before each sample (`scaled`), in the same memory, so that neither address
   nor version tells (`write`), and results must be right for values that are drawn in the same way
-  (`fusedlib.bench.operation`): what is quick because it was kept is wrong as often;
+  (`fusedlib.bench.problem`): what is quick because it was kept is wrong as often;
 - operands must be as they were, no thread may stay, blocks that were freed hold NaN (`poison`);
 - a time must be possible for the card, agree with a second clock and be more than that of nothing;
 - nobody replaces a timer, and work runs on the clock's stream (`timing.in_turns`).
@@ -215,6 +215,15 @@ def require_own_timers() -> None:
     if replaced:
         names = ", ".join(f"{owner.__name__}.{name}" for owner, name in replaced)
         raise Wrong(f"replaced {names}, by which it is timed")
+
+
+@contextmanager
+def own_timers() -> Iterator[None]:
+    """Whoever runs inside may not replace a timer."""
+    try:
+        yield
+    finally:
+        require_own_timers()
 
 
 def require_clocks_agree(ms: float, second_ms: float) -> None:

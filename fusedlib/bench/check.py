@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib.bench import alarms, rivals
+from fusedlib.bench import alarms
 from fusedlib.bench.attempt import Wrong
-from fusedlib.bench.rivals import Outputs, Workload
+from fusedlib.bench.workload import Outputs, Workload, go_backward, named
 
 TIMES_EAGER = 2.0
 FLOOR_ROUNDOFFS = 4.0
@@ -51,12 +51,12 @@ def results_of(
     for device in {leaf.device for leaf in workload.leaves.values()}:
         alarms.hold_back(device)
     outputs = workload.forward()
-    by_name = rivals.named(outputs)
+    by_name = named(outputs)
     results = alarms.as_returned(by_name)
     if handed_out is not None:
         handed_out |= {name: y.detach() for name, y in by_name.items()}
     if backward and any(y.requires_grad for y in by_name.values()):
-        rivals.go_backward(outputs, dy)
+        go_backward(outputs, dy)
         results |= workload.gradients()
     workload.reset()
     return results
