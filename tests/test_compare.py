@@ -937,6 +937,57 @@ def test_the_table_says_who_is_right_and_how_fast(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir()), "nothing is written"
 
 
+def test_no_rounds_check_results_and_gradients_and_time_nothing(monkeypatch):
+    monkeypatch.setattr(timing, "in_turns", lambda *of, **how: pytest.fail("it was timed"))
+
+    def loud(x: Tensor, w: Tensor) -> Tensor:
+        return 1.01 * product(x, w) - 0.01 * product(x, w).detach()
+
+    functions = {"mine": lambda x, w: (w.mT @ x.mT).mT, "loud": loud}
+    comparison = bench.compare(product, functions, {"x": X, "w": W}, rounds=0, backward=True)
+    mine, bad = comparison.lines
+    assert (mine.status, mine.ms, mine.speed) == ("ok", None, None)
+    assert bad.status == "wrong" and "d_x: norm error" in bad.reason
+    _, first, second = str(comparison).splitlines()
+    assert first.startswith("mine  ok      not timed") and "not timed" not in second
+    assert comparison.rows["d_w_error"][0] < 1e-5 and "median_ms" not in comparison.rows
+
+
+def test_the_error_beside_a_time_is_the_largest_over_what_the_rule_allows():
+    functions = {"same": lambda x: x.sum(0), "running": running, "bad": lambda x: x.sum(0) * 1.5}
+    comparison = bench.compare(functions["same"], functions, {"x": drawn(2048, 64)}, rounds=2)
+    head, *texts = str(comparison).splitlines()
+    assert head.index("ms (95 %)") < head.index("error / allowed") < head.index("times as fast")
+    same, lesser, bad = comparison.lines
+    assert 0 <= same.error <= 1 < lesser.error < 64 < bad.error
+    for line, text in zip(comparison.lines, texts, strict=True):
+        assert f"{line.error:.2g}" in text[head.index("error") :].split()[:1]
+    nan = raced(torch.exp, lambda x: x.exp() * torch.nan, {"x": X})
+    assert nan.error == float("inf")
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_an_input_that_is_a_tuple_is_one_argument_with_a_gradient_for_each_element(kind):
+    def gated(x: Tensor, w: tuple[Tensor, Tensor]) -> Tensor:
+        assert type(w) is kind
+        gate, up = w
+        return torch.sigmoid(x @ gate) * (x @ up)
+
+    def forgetful(x: Tensor, w: tuple[Tensor, Tensor]) -> Tensor:
+        return gated(x, kind([w[0], w[1].detach()]))
+
+    inputs = {"x": X, "w": kind([W, drawn(24, 24, seed=3)])}
+    functions = {"mine": lambda x, w: (x @ w[1]) / (1 + torch.exp(-x @ w[0])), "bad": forgetful}
+    for given in (inputs, lambda seed: inputs | {"x": drawn(16, 24, seed=seed)}):
+        comparison = bench.compare(gated, functions, given, rounds=2, backward=True)
+        mine, bad = comparison.lines
+        assert mine.status == "ok" and mine.ms, mine.reason
+        assert bad.status == "wrong" and "no gradient arrived at w[1]" in bad.reason
+        assert {"d_x_error", "d_w[0]_error", "d_w[1]_error"} <= {*comparison.rows}
+    with pytest.raises(ValueError, match=r"the input 'w\[1\]' is a float, not a tensor"):
+        bench.compare(gated, functions, {"x": X, "w": kind([W, 1.0])})
+
+
 def test_the_plot_has_a_bar_for_each_that_was_timed():
     pyplot = pytest.importorskip("matplotlib.pyplot")
     comparison = bench.compare(torch.exp, {"mine": torch.exp, "bad": torch.sin}, {"x": X}, rounds=2)
@@ -971,6 +1022,7 @@ def test_mistakes_in_the_call_are_named():
         ("unknown launch 'rocket'; known: python, graph, sustained", {"launch": "rocket"}),
         ("unknown backward 'both'; known: False, True, alone", {"backward": "both"}),
         ("rounds must be at least 2, got 1", {"rounds": 1}),
+        ("rounds=0 times nothing", {"rounds": 0, "launch": "graph"}),
         ("give backward=True", {"launch": "graph", "backward": "alone"}),
     ):
         call = {"reference": torch.exp, "functions": {"mine": torch.exp}, "inputs": {"x": X}}

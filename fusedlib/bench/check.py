@@ -127,6 +127,24 @@ def misses(
     return wrong
 
 
+def share(
+    rival_errors: Mapping[str, Errors], baseline: Mapping[str, Errors], dtype: torch.dtype,
+    required: Iterable[str], times: float = 1.0,
+) -> float:  # fmt: skip
+    """The largest error over what the rule allows, above 1 where `misses` has lines; infinite where
+    it is NaN or nothing arrived. Arguments as of `misses`.
+    """
+    largest = 0.0
+    for name in required:
+        found = rival_errors.get(name, Errors(math.inf, math.inf))
+        for measure in ("norm", "worst"):
+            value = getattr(found, measure)
+            most = times * allowed(getattr(baseline[name], measure), dtype)
+            own = value / most if most else math.inf if value else 0.0
+            largest = max(largest, math.inf if math.isnan(own) else own)
+    return largest
+
+
 def require(
     rival_errors: Mapping[str, Errors], baseline: Mapping[str, Errors], dtype: torch.dtype,
     required: Iterable[str] | None = None, figures: Mapping[str, Any] | None = None,

@@ -3,7 +3,7 @@
 import html
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -30,6 +30,7 @@ from fusedlib.bench.turns import LAUNCHES, Checked, Figures, Sampling, Turn, tim
 from fusedlib.bench.workload import Workload, named
 
 LESS_ACCURATE = "less accurate"
+TIMED = "ok", LESS_ACCURATE
 TIMES_LESS_ACCURATE, TIMES_IN_HALF = 64.0, 1.25
 """How many times what the rule allows a result may err and be timed, in float32, in half precision.
 
@@ -52,12 +53,13 @@ SUSTAINED, LOADED_ROUNDS = "sustained", 2
 DIRECTIONS = {False: "forward", True: "forward+backward", "alone": "backward"}
 Function = Callable[..., Any]
 Named = Mapping[str, Tensor]
+Inputs = Mapping[str, Tensor | Sequence[Tensor]]
 Row = Mapping[str, Any]
 
 
 def compare(
     reference: Function, functions: Mapping[str, Function],
-    inputs: Named | Callable[[int], Named], *,
+    inputs: Inputs | Callable[[int], Inputs], *,
     backward: bool | str = False, launch: str = "python", rounds: int = 30, seconds: float = 1.0,
     flops: float = 0.0, moved_bytes: float | None = None, deterministic: bool = False,
 ) -> "Comparison":  # fmt: skip
@@ -67,6 +69,7 @@ def compare(
         print(bench.compare(reference, {"mine": f, "theirs": g}, {"x": x, "w": w}, backward=True))
 
     All are called with the inputs in their order, `f(x, w)`, and give a tensor or a tuple of them.
+    An input that is a tuple or list is one argument, and its elements are named `w[0]`, `w[1]`.
     They run on copies of the inputs. Nothing is written to a file, and no time is used again. A
     function is "ok"; "less accurate", timed and marked wherever its time is compared; or "wrong",
     with a reason and no time. The rules:
@@ -105,13 +108,14 @@ def compare(
     Args:
         reference: plain PyTorch, correct, also in float64.
         functions: by name; the first is what others are compared with.
-        inputs: tensors by name on one device, or a function of a seed that gives them, called with
-            0, 1 and others below 2³¹. Gradients are taken of those that require one, of all
-            of floating point where none does.
+        inputs: tensors, or tuples of them, by name on one device, or a function of a seed that
+            gives them, called with 0, 1 and others below 2³¹. Gradients are taken of those that
+            require one, of all of floating point where none does.
         backward: False times forward; True forward and backward; "alone" backward.
         launch: "python", a loop's calls; "graph", replays of a CUDA graph; "sustained", each alone
             without a pause for `seconds` at the card's power limit, twice. The last two need CUDA.
-        rounds: samples of each function.
+        rounds: samples of each function, 2 at least; 0 checks results and gradients and times
+            nothing.
         flops: of the products that the problem needs, where it is to be held against the roofline.
         moved_bytes: that it must read and write; counted by default: results, and operands of which
             the reference has a gradient that is not zero.
@@ -119,16 +123,21 @@ def compare(
 
     Raises:
         ValueError: no function, no input, inputs on several devices, on one without float64 or of
-            other shapes with another seed, an unknown launch, or a graph of a backward alone.
+            other shapes with another seed, an unknown launch, a graph of a backward alone, one
+            round, or another launch than "python" in none.
     """
-    seeded = inputs if callable(inputs) else None
-    operands = dict(inputs(0) if callable(inputs) else inputs)
+    given = inputs(0) if callable(inputs) else inputs
+    operands = _flat(given)
+    seeded = (lambda seed: _flat(inputs(seed))) if callable(inputs) else None
     device = _device_of(operands)
     if seeded:
         _require_alike(operands, seeded(1))
     require_known("launch", launch, [*LAUNCHES, SUSTAINED])
     require_known("backward", str(backward), list(map(str, DIRECTIONS)))
-    require_least(2, rounds=rounds)
+    if rounds:
+        require_least(2, rounds=rounds)
+    elif launch != "python":
+        raise ValueError(f"rounds=0 times nothing, so nothing is launched by {launch!r}")
     if not functions:
         raise ValueError("no function to compare; give some by name: {'mine': f, 'theirs': g}")
     if launch == "graph" and backward == "alone":
@@ -137,8 +146,9 @@ def compare(
               "repetitions": rounds}  # fmt: skip
     forget_compiled()
     made = Attempt.at(
-        _Problem, reference, functions, operands, seeded, bool(backward), deterministic
-    )
+        _Problem, reference, functions, operands, partial(_as_given, given), seeded,
+        bool(backward), deterministic,
+    )  # fmt: skip
     tried = {name: _checked(made, name) for name in functions}
     rows = [
         _row(shared, name, one) for name, one in tried.items() if one.value is None
@@ -149,12 +159,12 @@ def compare(
             moved_bytes = made.value.compulsory_bytes(shared["direction"])
         work = {"flops": flops, "compulsory_bytes": moved_bytes}
         rows += _timed(ready, shared, work, seconds)
-        lesser = made.value.less_accurate
-        rows = [
-            {**row, "status": LESS_ACCURATE, "reason": lesser[name]}
-            if row["status"] == "ok" and (name := row["provider"]) in lesser else row
-            for row in rows
-        ]  # fmt: skip
+    lesser, largest = (made.value.less_accurate, made.value.largest) if made.value else ({}, {})
+    for row in rows:
+        name = row["provider"]
+        row["error_of_allowed"] = largest.get(name)
+        if row["status"] == "ok" and name in lesser:
+            row |= {"status": LESS_ACCURATE, "reason": lesser[name]}
     free_memory()
     order = list(functions)
     rows.sort(key=lambda row: order.index(row["provider"]))
@@ -173,6 +183,8 @@ def _timed(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Rows of those that were found right; under load, of each and round."""
     device, launch, rounds = shared["device"], shared["launch"], shared["repetitions"]
+    if not rounds:
+        return [_row(shared, name, Attempt(value=one.figures)) for name, one in ready.items()]
     sampling = Sampling(
         device, rounds, flops=work["flops"], moved_bytes=work["compulsory_bytes"]
     )  # fmt: skip
@@ -206,6 +218,23 @@ def _row(
     return {
         **case, "provider": name, "status": tried.status, "reason": tried.reason, **figures
     }  # fmt: skip
+
+
+def _flat(inputs: Inputs) -> dict[str, Any]:
+    """The inputs by name, elements of a tuple or list by names of their own."""
+    flat: dict[str, Any] = {}
+    for name, given in inputs.items():
+        several = isinstance(given, tuple | list)
+        flat |= {f"{name}[{at}]": t for at, t in enumerate(given)} if several else {name: given}
+    return flat
+
+
+def _as_given(inputs: Inputs, leaves: Iterable[Tensor]) -> list[Any]:
+    """Flat operands as arguments, in the form of the inputs."""
+    rest = iter(leaves)
+    return [[next(rest) for _ in given] if isinstance(given, list) else
+            tuple(next(rest) for _ in given) if isinstance(given, tuple) else next(rest)
+            for given in inputs.values()]  # fmt: skip
 
 
 def _device_of(operands: Named) -> torch.device:
@@ -242,17 +271,20 @@ class _Problem(Problem):
 
     def __init__(
         self, reference: Function, functions: Mapping[str, Function], operands: Named,
+        arguments: Callable[[Iterable[Tensor]], list[Any]],
         seeded: Callable[[int], Named] | None, backward: bool, deterministic: bool = False,
     ) -> None:  # fmt: skip
         self.functions, self.seeded, self.deterministic = functions, seeded, deterministic
+        self.arguments = arguments
         self.less_accurate: dict[str, str] = {}
+        self.largest: dict[str, float] = {}
         leaves = {name: _copy(tensor) for name, tensor in operands.items()}
         floating = [name for name, t in operands.items() if t.is_floating_point()]
         wanted = [name for name in floating if operands[name].requires_grad] or floating
         for name in wanted if backward else ():
             leaves[name].requires_grad_()
         with torch.no_grad():
-            outputs = reference(*leaves.values())
+            outputs = reference(*arguments(leaves.values()))
         results = named(outputs)
         complex_ones = [n for n, t in {**operands, **results}.items() if t.is_complex()]
         if complex_ones:
@@ -260,7 +292,9 @@ class _Problem(Problem):
                         "torch.view_as_real of it")  # fmt: skip
         gradients = tuple(map(_gradient_like, results.values()))
         dy = gradients if isinstance(outputs, tuple | list) else gradients[0]
-        super().__init__(Operands(leaves, dy), lambda **named: reference(*named.values()))
+        super().__init__(
+            Operands(leaves, dy), lambda **named: reference(*arguments(named.values()))
+        )
         self.in_half = check.roundoff(self.dtype) > 2**-24
         self.times = TIMES_IN_HALF if self.in_half else TIMES_LESS_ACCURATE
         differ = [self.distinguishes(self.rewritten, name) for name in self.drawn.true]
@@ -335,15 +369,20 @@ class _Problem(Problem):
     def error_figures(
         self, name: str, results: Named, required: list[str], truth: Truth | None = None
     ) -> Figures:
-        """Also of outputs in the reference's dtype: half of the bytes are half of the time."""
+        """Of outputs in the reference's dtype: half of the bytes are half of the time. The largest
+        error is kept, over what the rule allows, and the reason of what is less accurate.
+        """
         for output in self.outputs:
             if output in results and results[output].dtype != (wanted := self.kinds[output][1]):
                 raise Wrong(f"{output} is {results[output].dtype}, not {wanted} as the reference's")
+        given = truth or self.drawn
+        errors = check.errors(results, given.true)
+        rule = errors, given.baseline, self.dtype, required
+        share = check.share(*rule, times=given.times)
+        self.largest[name] = max(share, self.largest.get(name, 0.0))
         try:
-            return super().error_figures(name, results, required, truth)
+            return check.require(*rule, times=given.times)
         except Wrong as wrong:
-            given = truth or self.drawn
-            errors = check.errors(results, given.true)
             if check.misses(errors, given.baseline, self.dtype, required, self.times):
                 raise
             self.less_accurate.setdefault(name, f"{given.when}: {wrong}".removeprefix(": "))
@@ -357,7 +396,8 @@ class _Problem(Problem):
     def check(self, name: str) -> Checked:
         """Hold a function against the truth; it may not replace a timer in the meantime."""
         leaves = self.inputs.leaves()
-        work = Workload(partial(self.functions[name], *leaves.values()), leaves)
+        call = partial(self.functions[name], *self.arguments(leaves.values()))
+        work = Workload(call, leaves)
         with alarms.own_timers():
             checked = self.admit(name, work)
             if self.deterministic:
@@ -415,7 +455,8 @@ def _gradient_like(output: Any) -> Tensor:
 @dataclass(frozen=True)
 class Line:
     """A function in the table: its time in ms with its 95 % interval, how many times as fast as the
-    first it is, and the share of the card's roofline, each None where it is not known.
+    first it is, the share of the card's roofline, and its largest error over what the rule allows,
+    each None where it is not known.
     """
 
     name: str
@@ -424,6 +465,7 @@ class Line:
     ms: Interval | None = None
     speed: float | None = None
     roofline: float | None = None
+    error: float | None = None
 
     @property
     def label(self) -> str:
@@ -431,11 +473,16 @@ class Line:
         return f"{self.name} ({LESS_ACCURATE})" if self.status == LESS_ACCURATE else self.name
 
     def cells(self) -> list[str]:
-        """The line as text."""
+        """The line as text; nothing is timed in no rounds."""
         ms = self.ms and f"{self.ms.value:.4g} ({self.ms.low:.4g} to {self.ms.high:.4g})"
         speed = self.speed and f"{self.speed:.3g}{self.label.removeprefix(self.name)}"
         share = self.roofline and f"{self.roofline:.0%}"
-        return [self.name, self.status, ms or "", speed or "", share or "", self.reason or ""]
+        error = "" if self.error is None else f"{self.error:.2g}"
+        if self.status in TIMED:
+            ms = ms or "not timed"
+        return [
+            self.name, self.status, ms or "", error, speed or "", share or "", self.reason or ""
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -461,21 +508,23 @@ class Comparison:
         return [self._line(name, rows, by_name[self.names[0]]) for name, rows in by_name.items()]
 
     def _line(self, name: str, rows: Sequence[Row], first: Sequence[Row]) -> Line:
-        timed = "ok", LESS_ACCURATE
-        if bad := [row for row in rows if row["status"] not in timed]:
-            return Line(name, bad[0]["status"], bad[0]["reason"])
+        error = rows[0].get("error_of_allowed")
+        bad = [row for row in rows if row["status"] not in TIMED]
+        if bad or not self.shared["repetitions"]:
+            row = (bad or rows)[0]
+            return Line(name, row["status"], row["reason"], error=error)
         prefix = "burst_" if self.shared["launch"] == SUSTAINED else ""
         middle, low, high = ([row[f"{prefix}median{end}_ms"] for row in rows]
                              for end in ("", "_low", "_high"))  # fmt: skip
         ms = Interval(statistics.median(middle), min(low), max(high))
         speed = None
-        if all(row["status"] in timed for row in first):
+        if all(row["status"] in TIMED for row in first):
             pairs = zip(first, rows, strict=True)
             speed = statistics.median(
                 paired_ratio(one["samples_ms"], other["samples_ms"]).value for one, other in pairs
             )
         share = self._share(rows[0], ms.value)
-        return Line(name, rows[0]["status"], rows[0]["reason"], ms, speed, share)
+        return Line(name, rows[0]["status"], rows[0]["reason"], ms, speed, share, error)
 
     def _share(self, figures: Mapping[str, Any], ms: float) -> float | None:
         """Of the time that tensor cores and memory need at their peaks; more may be in the L2."""
@@ -492,8 +541,8 @@ class Comparison:
 
     def _table(self) -> list[list[str]]:
         lines = self.lines
-        head = ["", "status", "ms (95 %)", f"times as fast as {lines[0].label}", "of the roofline",
-                "reason"]  # fmt: skip
+        head = ["", "status", "ms (95 %)", "error / allowed", f"times as fast as {lines[0].label}",
+                "of the roofline", "reason"]  # fmt: skip
         columns = zip(head, *(line.cells() for line in lines), strict=True)
         kept = [column for column in columns if column[0] == "" or any(column[1:])]
         return [list(row) for row in zip(*kept, strict=True)]
