@@ -182,10 +182,10 @@ def test_work_on_another_stream_is_refused_and_a_host_held_up_once_is_not(monkey
     stream = SimpleNamespace(synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     if holdups == 1:
-        timing._require_current_stream(call, "cuda", lambda: None)
+        timing.require_current_stream(call, "cuda", lambda: None)
     else:
         with pytest.raises(Wrong, match="ms after the current stream was done"):
-            timing._require_current_stream(call, "cuda", lambda: None)
+            timing.require_current_stream(call, "cuda", lambda: None)
 
 
 @pytest.mark.gpu

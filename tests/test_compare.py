@@ -2,6 +2,7 @@
 
 import operator
 import random
+import sys
 import threading
 import time
 from contextlib import nullcontext
@@ -914,6 +915,18 @@ def test_rewriting_keeps_address_and_version():
     assert (drawn(4, 5) != x).all()
     alarms.write(shared := torch.ones(1).expand(3), torch.zeros(3))
     assert shared.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("rule", alarms.RULES, ids=lambda rule: rule.rule)
+def test_every_rule_of_the_table_is_looked_at_in_a_comparison(rule, monkeypatch):
+    if rule.function is timing.require_current_stream and not torch.cuda.is_available():
+        pytest.skip("a CPU has no streams")
+    seen, device = [], "cuda" if torch.cuda.is_available() else "cpu"
+    module, name = sys.modules[rule.function.__module__], rule.function.__name__
+    look = lambda *of, **how: seen.append(1) or rule.function(*of, **how)  # noqa: E731
+    monkeypatch.setattr(module, name, look)
+    line = raced(torch.exp, lambda x: x.exp(), {"x": X.to(device)})
+    assert line.status == "ok" and seen, line
 
 
 # --- the table ------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def in_turns(
     samples: dict[str, list[float]] = {name: [] for name in work}
     parts: dict[str, dict[str, list[float]]] = {name: {} for name in work}
     for name, call in work.items() if on_cuda and warmup else ():
-        _require_current_stream(call, device, partial(prepare, name) if prepare else lambda: None)
+        require_current_stream(call, device, partial(prepare, name) if prepare else lambda: None)
     begin = time.perf_counter()
     for index in range(warmup + max(repetitions, most or 0)):
         marks: dict[str, Any] = {}
@@ -161,7 +161,7 @@ def in_turns(
     }  # fmt: skip
 
 
-def _require_current_stream(
+def require_current_stream(
     call: Callable[[], object], device: torch.device | str, prepare: Callable[[], object]
 ) -> None:
     """Look whether the device is done when the current stream is; what is short is not seen.
