@@ -11,8 +11,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from flawed_swiglu import INTERPRETED, Variant, _Emulated, _Kernels
-from fusedlib.bench.rivals import rival
 from measure.anatomy import BLOCK
+from measure.racing.rivals import rival
 from measure.training.network import TASK, WRONG, Layer
 
 KERNEL = Variant()

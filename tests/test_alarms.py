@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusedlib.bench import alarms, check, machine, rivals, timing
+from fusedlib.bench import alarms, check, machine, timing
 from fusedlib.bench.attempt import Wrong
-from fusedlib.bench.operation import Operands, Operation
-from fusedlib.bench.race import Checked
-from fusedlib.bench.rivals import Workload
+from fusedlib.bench.problem import Operands, Problem
+from fusedlib.bench.turns import Checked
 from fusedlib.reference import swiglu_mlp
 from measure import swiglu
+from measure.racing import rivals
+from measure.racing.rivals import Workload
 from measure.recording.results import Recorder
 from played_clock import PlayedClock
 
@@ -35,17 +36,15 @@ def raced(tmp_path, provider: str):
     return recorder.rows().set_index("provider")
 
 
-def operation(x: Tensor, reference) -> Operation:
+def operation(x: Tensor, reference) -> Problem:
     """A problem of one operand."""
     dy = torch.ones_like(reference(x), dtype=x.dtype)
-    return Operation("test", Operands({"x": x}, dy), lambda x: reference(x))
+    return Problem(Operands({"x": x}, dy), lambda x: reference(x))
 
 
-def hold(problem: Operation, compute) -> Checked:
+def hold(problem: Problem, compute) -> Checked:
     """Check a function of no arguments on a problem's operands."""
-    leaves = problem.inputs.leaves()
-    one = rivals.Rival("test", "mine", "mine", 0, lambda _: Workload(compute, leaves), "a test")
-    return problem.checked(one, problem.inputs)
+    return problem.admit("mine", Workload(compute, problem.inputs.leaves()))
 
 
 def test_operands_are_as_they_were_and_those_that_cannot_change_raise_no_alarm():
@@ -183,10 +182,10 @@ def test_work_on_another_stream_is_refused_and_a_host_held_up_once_is_not(monkey
     stream = SimpleNamespace(synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     if holdups == 1:
-        timing._require_current_stream(call, "cuda", lambda: None)
+        timing.require_current_stream(call, "cuda", lambda: None)
     else:
         with pytest.raises(Wrong, match="ms after the current stream was done"):
-            timing._require_current_stream(call, "cuda", lambda: None)
+            timing.require_current_stream(call, "cuda", lambda: None)
 
 
 @pytest.mark.gpu

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from fusedlib.bench import rivals
 from interpreter import passed_in_the_interpreter
 from measure import anatomy, study, swiglu
+from measure.racing import rivals
 from measure.recording import paths, results
 from press.published import as_rows
 

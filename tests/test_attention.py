@@ -10,11 +10,12 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from fusedlib.bench import check, rivals
+from fusedlib.bench import check
 from fusedlib.bench.attempt import Wrong
-from fusedlib.bench.rivals import Workload
 from measure.attention import exact, footprint, problem, races, study
 from measure.attention.problem import AttentionProblem, draw, flops, kept, traffic
+from measure.racing import rivals
+from measure.racing.rivals import Workload
 from measure.recording import results
 from models.transformer import plain_attention
 

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from fusedlib.bench import check, rivals
+from fusedlib.bench import check
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.roofline import precision_of
 from measure.attention import exact, footprint, races
 from measure.attention.problem import AttentionProblem, draw, kept, plain_peak
+from measure.racing import rivals
+from measure.racing.roofline import precision_of
 from measure.recording import results
 
 pytestmark = pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 import operator
 import random
+import sys
 import threading
 import time
 from contextlib import nullcontext
@@ -22,8 +23,8 @@ from torch.nn.functional import (
 from fusedlib import bench
 from fusedlib.bench import alarms, check, machine, timing
 from fusedlib.bench.attempt import Wrong
-from fusedlib.bench.operation import Operation
-from fusedlib.bench.rivals import Workload
+from fusedlib.bench.problem import Problem
+from fusedlib.bench.workload import Workload
 
 CPU = torch.device("cpu")
 
@@ -545,14 +546,14 @@ def test_who_computes_in_the_check_alone_is_seen_in_the_clock_or_after(right_cal
 
 def test_the_look_between_samples_is_at_a_random_one_and_once_for_each_rival(monkeypatch):
     asked, looks = [], []
-    hold = Operation.hold
+    hold = Problem.hold
     monkeypatch.setattr(alarms, "some_of", lambda count: asked.append(count) or 3)
 
-    def seen(self, one, work, dy, truth, required, results):
-        looks.append((one.name, truth.when != ""))
-        return hold(self, one, work, dy, truth, required, results)
+    def seen(self, name, work, dy, truth, required, results):
+        looks.append((name, truth.when != ""))
+        return hold(self, name, work, dy, truth, required, results)
 
-    monkeypatch.setattr(Operation, "hold", seen)
+    monkeypatch.setattr(Problem, "hold", seen)
     bench.compare(torch.exp, {"a": torch.exp, "b": lambda x: x.exp()}, {"x": X}, rounds=4)
     assert asked == [6, 6], "of two rounds of warm-up and four"
     before = [("a", False), *3 * [("a", True)], ("b", False), *3 * [("b", True)]]
@@ -916,6 +917,18 @@ def test_rewriting_keeps_address_and_version():
     assert shared.tolist() == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("rule", alarms.RULES, ids=lambda rule: rule.rule)
+def test_every_rule_of_the_table_is_looked_at_in_a_comparison(rule, monkeypatch):
+    if rule.function is timing.require_current_stream and not torch.cuda.is_available():
+        pytest.skip("a CPU has no streams")
+    seen, device = [], "cuda" if torch.cuda.is_available() else "cpu"
+    module, name = sys.modules[rule.function.__module__], rule.function.__name__
+    look = lambda *of, **how: seen.append(1) or rule.function(*of, **how)  # noqa: E731
+    monkeypatch.setattr(module, name, look)
+    line = raced(torch.exp, lambda x: x.exp(), {"x": X.to(device)})
+    assert line.status == "ok" and seen, line
+
+
 # --- the table ------------------------------------------------------------------------------------
 
 
@@ -937,6 +950,57 @@ def test_the_table_says_who_is_right_and_how_fast(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir()), "nothing is written"
 
 
+def test_no_rounds_check_results_and_gradients_and_time_nothing(monkeypatch):
+    monkeypatch.setattr(timing, "in_turns", lambda *of, **how: pytest.fail("it was timed"))
+
+    def loud(x: Tensor, w: Tensor) -> Tensor:
+        return 1.01 * product(x, w) - 0.01 * product(x, w).detach()
+
+    functions = {"mine": lambda x, w: (w.mT @ x.mT).mT, "loud": loud}
+    comparison = bench.compare(product, functions, {"x": X, "w": W}, rounds=0, backward=True)
+    mine, bad = comparison.lines
+    assert (mine.status, mine.ms, mine.speed) == ("ok", None, None)
+    assert bad.status == "wrong" and "d_x: norm error" in bad.reason
+    _, first, second = str(comparison).splitlines()
+    assert first.startswith("mine  ok      not timed") and "not timed" not in second
+    assert comparison.rows["d_w_error"][0] < 1e-5 and "median_ms" not in comparison.rows
+
+
+def test_the_error_beside_a_time_is_the_largest_over_what_the_rule_allows():
+    functions = {"same": lambda x: x.sum(0), "running": running, "bad": lambda x: x.sum(0) * 1.5}
+    comparison = bench.compare(functions["same"], functions, {"x": drawn(2048, 64)}, rounds=2)
+    head, *texts = str(comparison).splitlines()
+    assert head.index("ms (95 %)") < head.index("error / allowed") < head.index("times as fast")
+    same, lesser, bad = comparison.lines
+    assert 0 <= same.error <= 1 < lesser.error < 64 < bad.error
+    for line, text in zip(comparison.lines, texts, strict=True):
+        assert f"{line.error:.2g}" in text[head.index("error") :].split()[:1]
+    nan = raced(torch.exp, lambda x: x.exp() * torch.nan, {"x": X})
+    assert nan.error == float("inf")
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_an_input_that_is_a_tuple_is_one_argument_with_a_gradient_for_each_element(kind):
+    def gated(x: Tensor, w: tuple[Tensor, Tensor]) -> Tensor:
+        assert type(w) is kind
+        gate, up = w
+        return torch.sigmoid(x @ gate) * (x @ up)
+
+    def forgetful(x: Tensor, w: tuple[Tensor, Tensor]) -> Tensor:
+        return gated(x, kind([w[0], w[1].detach()]))
+
+    inputs = {"x": X, "w": kind([W, drawn(24, 24, seed=3)])}
+    functions = {"mine": lambda x, w: (x @ w[1]) / (1 + torch.exp(-x @ w[0])), "bad": forgetful}
+    for given in (inputs, lambda seed: inputs | {"x": drawn(16, 24, seed=seed)}):
+        comparison = bench.compare(gated, functions, given, rounds=2, backward=True)
+        mine, bad = comparison.lines
+        assert mine.status == "ok" and mine.ms, mine.reason
+        assert bad.status == "wrong" and "no gradient arrived at w[1]" in bad.reason
+        assert {"d_x_error", "d_w[0]_error", "d_w[1]_error"} <= {*comparison.rows}
+    with pytest.raises(ValueError, match=r"the input 'w\[1\]' is a float, not a tensor"):
+        bench.compare(gated, functions, {"x": X, "w": kind([W, 1.0])})
+
+
 def test_the_plot_has_a_bar_for_each_that_was_timed():
     pyplot = pytest.importorskip("matplotlib.pyplot")
     comparison = bench.compare(torch.exp, {"mine": torch.exp, "bad": torch.sin}, {"x": X}, rounds=2)
@@ -948,7 +1012,7 @@ def test_the_plot_has_a_bar_for_each_that_was_timed():
 def test_the_share_of_the_roofline_is_least_time_over_time(monkeypatch):
     monkeypatch.setattr(alarms, "most_flops_per_s", lambda device: 1.0)
     comparison = bench.compare(torch.exp, {"mine": torch.exp}, {"x": X}, rounds=2)
-    figures = comparison.measured[0].figures | {"flops": 0.0, "compulsory_bytes": 0.0}
+    figures = comparison.measured[0] | {"flops": 0.0, "compulsory_bytes": 0.0}
     assert comparison._share(figures, 1.0) is None
     assert comparison._share(figures | {"flops": 0.5}, 1000.0) == 0.5
     assert comparison._share(figures | {"flops": 0.5}, 400.0) is None, "not all of it was moved"
@@ -971,6 +1035,7 @@ def test_mistakes_in_the_call_are_named():
         ("unknown launch 'rocket'; known: python, graph, sustained", {"launch": "rocket"}),
         ("unknown backward 'both'; known: False, True, alone", {"backward": "both"}),
         ("rounds must be at least 2, got 1", {"rounds": 1}),
+        ("rounds=0 times nothing", {"rounds": 0, "launch": "graph"}),
         ("give backward=True", {"launch": "graph", "backward": "alone"}),
     ):
         call = {"reference": torch.exp, "functions": {"mine": torch.exp}, "inputs": {"x": X}}

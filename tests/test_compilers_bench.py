@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import fusedlib
-from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Attempt
 from measure import compilers, compiling, llama
 from measure.compilers import changing, samplers, study
 from measure.compilers.arms import Arm
 from measure.compilers.case import require_possible
 from measure.compilers.samplers import SAMPLERS
+from measure.racing import rivals
 from measure.recording import results
 
 pytest.importorskip("transformers")

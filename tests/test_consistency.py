@@ -4,7 +4,7 @@ from collections import defaultdict
 from statistics import median
 from typing import Any
 
-from fusedlib.bench.step_clock import pace_setter
+from measure.racing.step_clock import pace_setter
 from measure.recording import paths
 from measure.recording.results import read_rows
 

@@ -129,7 +129,7 @@ def test_no_process_outlives_its_study():
             with suppress(OSError):  # it may not have begun
                 commands[process] = (process / "cmdline").read_bytes()
         return [
-            process for process, command in commands.items() if b"fusedlib.bench.fresh" in command
+            process for process, command in commands.items() if b"measure.racing.fresh" in command
         ]
 
     wait_for(lambda: len(spawned()) == 2)

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from fusedlib.bench import rivals
 from fusedlib.ops.matmul import function as projection
 from fusedlib.patch import apply
 from measure import mlp_rivals
 from measure.end_to_end import cases, measure, races, study
+from measure.racing import rivals
 from measure.recording import results
 from models import flops, transformer
 from models.transformer import SwiGLU, Transformer

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fusedlib.bench import rivals, sustained
 from fusedlib.bench.attempt import Unavailable, free_memory
 from measure.end_to_end import cases, measure, races
+from measure.racing import rivals, sustained
 from measure.recording import results
 from outcomes import outcome
 

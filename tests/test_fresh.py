@@ -9,23 +9,24 @@ from pathlib import Path
 import pytest
 
 import limits
-from fusedlib.bench import fresh
 from fusedlib.bench.attempt import Unavailable, Wrong
+from measure.racing import fresh
 from measure.recording import paths
 from processes import alive, wait_for
 
 HERE = Path(__file__).parent
+FOUND = [str(HERE), str(paths.ROOT / "notebooks")]
 
 
 @pytest.fixture(autouse=True)
 def _targets(monkeypatch):
     """Where the functions are found, and a torch that is there at once."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE / "torchless")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*FOUND, str(HERE / "torchless")]))
 
 
 @pytest.fixture
 def real_torch(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(FOUND))
 
 
 def call(function: str, **arguments):
@@ -91,7 +92,7 @@ def test_a_late_process_is_ended(tmp_path, monkeypatch):
 def test_no_orphan_is_left_when_the_parent_goes(tmp_path, how):
     note = tmp_path / "pid"
     script = (
-        "from fusedlib.bench import fresh\n"
+        "from measure.racing import fresh\n"
         f"path = {str(note)!r}\n"
         f"fresh.run('fresh_targets:sleep', {{'path': path}}, timeout_s={limits.TEST_S})\n"
     )

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 import limits
-from fusedlib.bench import fresh
 from fusedlib.bench.attempt import Unavailable, Wrong
 from measure import lengths
+from measure.racing import fresh
 
 SMALL = {"lengths": 4, "most": 40, "hidden_size": 16, "intermediate_size": 32,
          "dtype": "float32", "device": "cpu"}  # fmt: skip

@@ -9,9 +9,9 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from fusedlib.bench import rivals, sustained
 from measure import llama
 from measure.llama import alone, arms, exact, races, study
+from measure.racing import rivals, sustained
 from measure.recording import results
 
 transformers = pytest.importorskip("transformers")

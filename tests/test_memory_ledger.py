@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from fusedlib import reference
-from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Attempt
-from fusedlib.bench.rivals import Workload
 from fusedlib.ops.mlp import function as functional
 from measure import mlp_ledger, mlp_memory, mlp_rivals, pass_memory
 from measure.mlp_ledger import LEDGERS, D, W
 from measure.mlp_problem import PLAIN_PATH, SwiGLUProblem, draw
 from measure.mlp_rivals import MODULE
 from measure.pass_memory import CATEGORIES
+from measure.racing import rivals
+from measure.racing.rivals import Workload
 from measure.swiglu import TASK
 
 LLM = SwiGLUProblem(8192, 4096, 14336)

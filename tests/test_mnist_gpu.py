@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from digits import drawn
-from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Unavailable
+from measure.racing import rivals
 from measure.training import batches, mnist, network, study, trainer
 
 pytestmark = pytest.mark.gpu

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Unavailable
 from interpreter import passed_in_the_interpreter
+from measure.racing import rivals
 from measure.training.network import TASK
 
 pytest.importorskip("liger_kernel")

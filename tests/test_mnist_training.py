@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fusedlib import reference
-from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Unavailable, Wrong
+from measure.racing import rivals
 from measure.recording import paths, results
 from measure.training import batches, columns, mnist, network, study
 from measure.training.network import TASK, Layer

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fusedlib.bench import cuda_graphs, rivals
+from fusedlib.bench import cuda_graphs
 from measure import llama
 from measure.llama import operations
+from measure.racing import operation, rivals
 from measure.recording import results
 
 SMALL = {"widths": [64], "vocabulary": 200, "batch_size": 2, "context_length": 16,
@@ -33,7 +34,8 @@ def graphed(monkeypatch):
         call()
         return cuda_graphs.Captured(call, {})
 
-    monkeypatch.setattr(cuda_graphs, "capture_call", capture)
+    for module in (operation, operations):  # of bounds, and of what is judged
+        monkeypatch.setattr(module, "capture_call", capture)
     return lambda *given: [c | {"launch": "graph"} for c in operations.cases(*given, **SMALL)]
 
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from fusedlib.bench import machine as machines
-from fusedlib.bench import settings
 from measure import precision, torch_precision
+from measure.racing import settings
 from outcomes import outcome
 from press.rows import Rows
 

@@ -11,7 +11,7 @@ from measure.recording import paths, provenance
 
 FILES = {
     "fusedlib/norm.py": "a = 1\n",
-    "fusedlib/bench/race.py": "b = 1\n",
+    "fusedlib/bench/turns.py": "b = 1\n",
     "report/press/cli.py": "c = 1\n",
     "notebooks/helper.py": "",
     "notebooks/study.toml": "x = 1\n",
@@ -62,7 +62,7 @@ def test_hashes_are_git_s_and_what_measures_nothing_has_none():
     actual = provenance.files()
     known = git("hash-object", *actual, at=paths.ROOT).split()
     assert dict(zip(actual, known, strict=True)) == actual
-    for wanted in ("fusedlib/ops/mlp/kernels.py", "fusedlib/bench/race.py", "notebooks/study.toml",
+    for wanted in ("fusedlib/ops/mlp/kernels.py", "fusedlib/bench/turns.py", "notebooks/study.toml",
                    "notebooks/flawed_layer.py"):  # fmt: skip
         assert wanted in actual
     assert not [name for name in actual if name.startswith(("report/press/", "tests/", "report/"))]
@@ -72,15 +72,15 @@ def test_what_changed_is_new_or_is_gone_differs(code):
     then = dict(provenance.files())
     assert set(then) == COUNTED and provenance.differing(then) == []
     (code / "fusedlib/norm.py").write_text("a = 2\n")
-    (code / "fusedlib/bench/race.py").unlink()
+    (code / "fusedlib/bench/turns.py").unlink()
     (code / "notebooks/new.py").write_text("n = 1\n")
     (code / "report/press/cli.py").write_text("c = 2\n")
     forget()
     assert provenance.differing(then) == [
-        "fusedlib/bench/race.py", "fusedlib/norm.py", "notebooks/new.py"
+        "fusedlib/bench/turns.py", "fusedlib/norm.py", "notebooks/new.py"
     ]  # fmt: skip
     assert provenance.differing({}) == sorted({*COUNTED, "notebooks/new.py"} - {
-        "fusedlib/bench/race.py"
+        "fusedlib/bench/turns.py"
     })  # fmt: skip
 
 

@@ -7,12 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from fusedlib import reference
-from fusedlib.bench import check, cuda_graphs, rivals
-from fusedlib.bench.operation import Operands, Operation, exact_results
-from fusedlib.bench.race import Checked, Race, Turn, race
-from fusedlib.bench.rivals import Workload
+from fusedlib.bench import check, cuda_graphs, turns
+from fusedlib.bench.problem import Operands, exact_results
+from fusedlib.bench.turns import Checked, Turn
 from measure import swiglu
 from measure.mlp_problem import Inputs, SwiGLUProblem, draw
+from measure.racing import rivals
+from measure.racing.operation import Operation
+from measure.racing.race import Race, race
+from measure.racing.rivals import Workload
 from measure.recording.results import Recorder
 
 RAGGED = SwiGLUProblem(37, 45, 83, "float32")
@@ -268,12 +271,10 @@ def test_where_memory_runs_out_together_the_one_that_holds_most_goes(tmp_path):
 
 def test_a_sample_begins_on_an_idle_device(monkeypatch):
     """A host that ran ahead while a slow rival computed would launch the next one for nothing."""
-    from fusedlib.bench import race as racing
-
     seen = []
-    monkeypatch.setattr(racing.timing, "synchronize", seen.append)
-    turns = {"a": racing.Turn(lambda: None, prepare=seen.append)}
-    racing._Clock(swiglu.RACE, turns, {"device": "cpu"})._prepare(3, "a")
+    monkeypatch.setattr(turns.timing, "synchronize", seen.append)
+    ready = {"a": Turn(lambda: None, prepare=seen.append)}
+    turns._Clock(turns.Sampling("cpu", 1), ready)._prepare(3, "a")
     assert seen[-2:] == [3, "cpu"]
 
 

@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 
-from fusedlib.bench import rivals
 from measure import mlp_rivals, swiglu
+from measure.racing import rivals
 from measure.recording import provenance
 from press import redefined
 

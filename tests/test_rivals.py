@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from fusedlib import reference
-from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Unavailable
 from measure import mlp_memory, mlp_rivals, swiglu
 from measure.end_to_end import cases as end_to_end
 from measure.end_to_end import races as end_to_end_course
+from measure.racing import rivals
 from measure.recording.results import Recorder, read_rows
 
 STUDY = "03_kernels"

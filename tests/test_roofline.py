@@ -1,14 +1,8 @@
-"""Ceilings measured on the device, and the least time under them."""
+"""Ceilings measured on the device."""
 
 import pytest
 
-from fusedlib.bench import roofline
-
-
-def test_least_time_is_that_of_the_slower_side_by_hand():
-    # 100 FLOPs at 10 a second are 10 s; 30 bytes at 10 a second 3 s.
-    assert roofline.least_ms(100, 30, 10, 10) == 10e3
-    assert roofline.least_ms(10, 30, 10, 10) == 3e3
+from measure.racing import roofline
 
 
 @pytest.mark.parametrize("case", roofline.cases(

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fusedlib.bench import step_clock, timing
-from fusedlib.bench.race import Turn
+from fusedlib.bench import timing
+from fusedlib.bench.turns import Turn
 from measure import transformer_trainer
+from measure.racing import step_clock
 
 LIMITS = {"seconds": 0.5, "blocks": 3, "steps": 10, "settling": 6}
 PARTS = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1}
@@ -26,7 +27,7 @@ class Simulated(step_clock.Trainer):
     def issue(self, section=None):
         pace = self.device_ms(self.issued) if callable(self.device_ms) else self.device_ms
         self.issued += 1
-        sections = timing.Sections("cuda")
+        sections = step_clock.Sections("cuda")
         for name, share in PARTS.items():
             with sections.section(name):
                 self.now += share * self.host_ms

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fusedlib.bench import machine, rivals, sustained
+from fusedlib.bench import machine
+from fusedlib.bench import sustained as load
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.race import Turn
+from fusedlib.bench.turns import Turn
 from measure import swiglu
+from measure.racing import rivals, sustained
 from measure.recording import results
 from played_clock import PlayedClock
 
@@ -30,8 +32,8 @@ def test_every_second_round_goes_backwards():
 
 
 def test_a_round_is_a_heat_of_rows_with_every_burst(tmp_path, monkeypatch):
-    monkeypatch.setattr(sustained, "HEAT_S", 0.02)
-    monkeypatch.setattr(sustained, "BURST_MS", 1.0)
+    monkeypatch.setattr(load, "HEAT_S", 0.02)
+    monkeypatch.setattr(load, "BURST_MS", 1.0)
     used = machine.Energy(joules=35.0, seconds=0.05, sm_mhz=1400.0)
     monkeypatch.setattr(machine, "energy", lambda: _Given(used))
     recorder = results.Recorder("03_kernels", "quick", directory=tmp_path)
@@ -62,8 +64,8 @@ class _Given:
 
 def test_a_call_takes_as_long_as_it_does_without_a_pause(monkeypatch):
     clock = PlayedClock()
-    monkeypatch.setattr(sustained.timing, "time", clock)
-    actual = sustained.under_load(Turn(lambda: clock.sleep(0.002)), "cpu", 0.01, 0.1)
+    monkeypatch.setattr(load.timing, "time", clock)
+    actual = load.under_load(Turn(lambda: clock.sleep(0.002)), "cpu", 0.01, 0.1)
     assert actual["burst_median_ms"] == pytest.approx(2.0)
     assert actual["joules"] is None and actual["sm_mhz"] is None
 
@@ -77,7 +79,7 @@ def test_a_product_under_load_is_of_its_size_and_precision(monkeypatch):
         sustained.product(made[0])
     results_of, real = [], torch.mm
     monkeypatch.setattr(sustained, "_require_cuda", lambda case: None)
-    monkeypatch.setattr(sustained, "HEAT_S", 0.01)
+    monkeypatch.setattr(load, "HEAT_S", 0.01)
     monkeypatch.setattr(
         torch, "mm", lambda a, b, out: results_of.append((a, b, real(a, b, out=out)))
     )

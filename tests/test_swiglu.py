@@ -19,12 +19,12 @@ from called import Called, note_launches
 from fusedlib import geglu_mlp, reference, swiglu_mlp, tuning
 from fusedlib import launch as devices
 from fusedlib.bench import check
-from fusedlib.bench.settings import matmul_settings
 from fusedlib.ops.mlp import products, route
 from fusedlib.ops.mlp.function import SAVES, path_of
 from fusedlib.ops.mlp.kernels import fwd_launch
 from gradient_checks import close, same
 from interpreter import INTERPRETED, passed_in_the_interpreter
+from measure.racing.settings import matmul_settings
 from measure.recording import paths
 from swiglu_checks import PAIRS, mlp, peak_over, small
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusedlib.bench import statistics, timing
+from measure.racing import step_clock
 from played_clock import PlayedClock
 
 
@@ -20,7 +21,7 @@ def clock(monkeypatch) -> PlayedClock:
 
 
 def test_sections_time_parts_of_the_same_step(clock):
-    step = timing.Sections("cpu")
+    step = step_clock.Sections("cpu")
     for name, pause in (("forward", 0.02), ("backward", 0.04)):
         with step.section(name):
             clock.sleep(pause)
@@ -30,7 +31,7 @@ def test_sections_time_parts_of_the_same_step(clock):
 
 
 def test_the_clock_is_the_host_s():
-    step = timing.Sections("cpu")
+    step = step_clock.Sections("cpu")
     with step.section("pause"):
         time.sleep(0.02)
     assert step.elapsed_ms()["pause"] >= 20

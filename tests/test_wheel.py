@@ -42,37 +42,18 @@ for name in ("pandas", "measure", "models", "press", "matplotlib"):
         continue
     raise AssertionError(f"{name} is here")
 """
-RACE = """
+COMPARE = """
 import pkgutil
 import torch
-import fusedlib.bench
-for module in pkgutil.iter_modules(fusedlib.bench.__path__):
+from fusedlib import bench
+for module in pkgutil.iter_modules(bench.__path__):
     __import__(f"fusedlib.bench.{module.name}")
-from fusedlib.bench import race
-from fusedlib.bench.operation import Operation
-from fusedlib.bench.rivals import Workload, rival
-
-class Inputs:
-    def __init__(self):
-        self.x, self.w = (torch.randn(5, 5, requires_grad=True) for _ in range(2))
-        self.dy = torch.randn(5, 5)
-    def leaves(self):
-        return {"x": self.x, "w": self.w}
-
-for name, compute in {"right": lambda x, w: x @ w, "wrong": lambda x, w: w @ x}.items():
-    def build(inputs, compute=compute):
-        return Workload(lambda: compute(**inputs.leaves()), inputs.leaves())
-    rival("product", name)(build)
-
-def setup(case):
-    return Operation("product", Inputs(), lambda x, w: x @ w)
-
-spec = race.Race(setup=setup, fields=("device",), rounds=lambda case: 2)
-names = ("right", "wrong")
-cases = [{"device": "cpu", "direction": "forward", "provider": name} for name in names]
-rows = {row.case["provider"]: row for row in race.race(spec, cases)}
-assert rows["right"].status == "ok" and rows["right"].figures["median_ms"] > 0, rows
-assert rows["wrong"].status == "wrong" and "median_ms" not in rows["wrong"].figures, rows
+product = lambda x, w: x @ w
+functions = {"right": lambda x, w: (w.mT @ x.mT).mT, "wrong": lambda x, w: w @ x}
+inputs = {"x": torch.randn(5, 5), "w": torch.randn(5, 5)}
+right, wrong = bench.compare(product, functions, inputs, rounds=2, backward=True).lines
+assert right.status == "ok" and right.ms.value > 0, right
+assert wrong.status == "wrong" and wrong.ms is None, wrong
 """
 
 
@@ -144,7 +125,7 @@ def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_has_the_library_typed_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"fusedlib"}
-    wanted = {"py.typed", "bench/race.py", "patch/apply.py", "patch/PATCHING.md"}
+    wanted = {"py.typed", "bench/turns.py", "patch/apply.py", "patch/PATCHING.md"}
     assert {f"fusedlib/{name}" for name in wanted} <= set(names)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
@@ -169,9 +150,9 @@ def test_a_layer_makes_a_step_where_only_the_wheel_is_installed(clean_python: Pa
 
 
 @pytest.mark.slow
-def test_a_race_needs_the_wheel_and_torch_alone(clean_python: Path, tmp_path: Path) -> None:
+def test_a_comparison_needs_the_wheel_and_torch_alone(clean_python: Path, tmp_path: Path) -> None:
     alone = without_this_clone()
-    subprocess.run([str(clean_python), "-c", RACE], check=True, cwd=tmp_path, env=alone)
+    subprocess.run([str(clean_python), "-c", COMPARE], check=True, cwd=tmp_path, env=alone)
     assert not list(tmp_path.iterdir()), "nothing is written"
 
 

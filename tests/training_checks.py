@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from digits import drawn
-from fusedlib.bench import rivals
+from measure.racing import rivals
 from measure.training import batches, network, study, trainer
 
 WIDTH = 128

@@ -17,22 +17,16 @@ stands on parts that can be used alone:
     print(times["mine"].figures()["median_ms"], times["theirs"].ratio_to(times["mine"]))
 
 The ratio is how many times as fast as theirs mine is, with its interval; nothing is checked there.
-A study races many cases:
-
-    for row in race.race(RACE, cases):
-        print(row.case["provider"], row.status, row.reason, row.figures.get("median_ms"))
-
-A rival is one decorated function (`rivals`); a study lists its cases, flat dictionaries (`cases`).
-`race` holds every rival against the reference (`operation`, `check`), times all in turns (`timing`)
-from Python or as CUDA graphs (`cuda_graphs`), and refuses what is too good to be true (`alarms`);
-`sustained` does so at the card's power limit, with energy; `step_clock` times whole training steps.
-`sweep` measures single cases, `fresh` in processes of their own. Whatever becomes of a case it
-gives a row (`attempt`). No file is written and no time is kept: every call measures anew.
+`problem` has the truth in float64 and holds a function against it by the rule of `check`; `turns`
+times all that are right, from Python or as CUDA graphs (`cuda_graphs`), and refuses what is too
+good to be true (`alarms`); `sustained` does so at the card's power limit, with energy. Whatever
+becomes of a function it gives a row (`attempt`). No file is written and no time is kept: every call
+measures anew.
 
 `verdict` reads a table of times or ratios that others published, and lists what cannot be so.
 
 `machine` says on what was measured; with the extra `bench`, which brings NVML, rows have the card's
-clocks and power. `roofline` says what the device can reach at all, `statistics` what samples say.
+clocks and power. `statistics` says what samples say.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,28 +1,22 @@
-"""What is too good to be true: a race refuses it with a reason, and the row has no time.
+"""What is too good to be true is refused with a reason, and has no time: `RULES` is the table.
 
-Each looks at behaviour, never at source:
-
-- outputs are plain tensors with memory of their own, judged as they are at the return;
-- operands are drawn anew before each sample (`scaled`), in the same memory, so that neither address
-  nor version tells (`write`), and results must be right for values that are drawn in the same way
-  (`fusedlib.bench.operation`): what is quick because it was kept is wrong as often;
-- operands must be as they were, no thread may stay, blocks that were freed hold NaN (`poison`);
-- a time must be possible for the card, agree with a second clock and be more than that of nothing;
-- nobody replaces a timer, and work runs on the clock's stream (`timing.in_turns`).
-
-A rival runs in this process: one that is out to change this module, nothing here can refuse.
+Each rule looks at behaviour, never at source. Operands are drawn anew before each sample in the
+same memory, and results must be right for values that are drawn so (`fusedlib.bench.problem`): what
+is quick because it was kept is wrong as often. A function runs in this process: one that is out to
+change this module, nothing here can refuse.
 """
 
 import random
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fusedlib.bench import machine
+from fusedlib.bench import machine, timing
 from fusedlib.bench.attempt import Wrong
 
 # Of dense half-precision products, a multiprocessor and clock, by compute capability: the vendor's
@@ -166,7 +160,7 @@ def as_returned(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     copies = {}
     for name, tensor in outputs.items():
-        _require_plain(name, tensor)
+        require_plain(name, tensor)
         copies[name] = torch.clone(tensor.detach(), memory_format=torch.preserve_format)
     for name, tensor in outputs.items():
         if tensor.is_cuda:
@@ -179,7 +173,8 @@ def as_returned(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return copies
 
 
-def _require_plain(name: str, tensor: object) -> None:
+def require_plain(name: str, tensor: object) -> None:
+    """Raise `Wrong` where an output is no plain tensor with memory."""
     if type(tensor) is not Tensor:
         kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
         raise Wrong(f"{name} is a {kind}, not a plain torch.Tensor: it may compute when it is read")
@@ -215,6 +210,15 @@ def require_own_timers() -> None:
     if replaced:
         names = ", ".join(f"{owner.__name__}.{name}" for owner, name in replaced)
         raise Wrong(f"replaced {names}, by which it is timed")
+
+
+@contextmanager
+def own_timers() -> Iterator[None]:
+    """Whoever runs inside may not replace a timer."""
+    try:
+        yield
+    finally:
+        require_own_timers()
 
 
 def require_clocks_agree(ms: float, second_ms: float) -> None:
@@ -272,3 +276,33 @@ def require_possible_time(
                 f"more than the {most_per_s / scale:.3g} that this card's {ability}: not all was "
                 "computed, read or written, or the clock did not see all"
             )
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+class Rule(NamedTuple):
+    """What must hold, what is caught where it does not, and the function that looks."""
+
+    rule: str
+    catches: str
+    function: Callable[..., Any]
+
+
+RULES = (
+    Rule("values change, addresses and versions do not", "results kept by what is no value", write),
+    Rule("each value is drawn anew", "results kept by shape, sum or samples of values", scaled),
+    Rule("one element is changed", "results kept by most of the values", one_changed),
+    Rule("operands stay as they are", "inputs destroyed, zeros written into them", unchanged),
+    Rule("blocks that were freed hold NaN", "the answer found in freed memory", poison),
+    Rule("outputs are plain tensors", "work put off until a result is read", require_plain),
+    Rule("the stream is busy before a call", "another stream, not waited for", hold_back),
+    Rule("outputs are done at the return", "threads and streams that go on writing", as_returned),
+    Rule("outputs have memory of their own", "static buffers, views of inputs", require_own_memory),
+    Rule("no thread stays at work", "work that the clock does not see", no_new_threads),
+    Rule("timers stay what they are", "a clock that is replaced", require_own_timers),
+    Rule("work is on the current stream", "a side stream", timing.require_current_stream),
+    Rule("a second clock agrees", "a clock that sees part of the work", require_clocks_agree),
+    Rule("a call of nothing is cheap", "a time that is the clock's own", require_cheap_nothing),
+    Rule("the card can do so much", "work or bytes left out", require_possible_time),
+)

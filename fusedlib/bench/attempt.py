@@ -3,15 +3,12 @@
 import gc
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
-STATUSES = ("ok", "wrong", "unavailable", "oom", "oom (predicted)", "failed")
-"""What can become of a case. All but "ok" have a reason and no time."""
 
 
 class Refused(Exception):  # noqa: N818 (a state of affairs, not an error)
@@ -36,12 +33,6 @@ class Wrong(Refused):
     status = "wrong"
 
 
-class TooLarge(Refused):
-    """Not tried: a count says that it is far above the memory there is."""
-
-    status = "oom (predicted)"
-
-
 def extra(name: str) -> Any:
     """A module of a package that the extra `bench` installs, such as pandas.
 
@@ -54,28 +45,6 @@ def extra(name: str) -> Any:
         raise ModuleNotFoundError(
             f"{error.name} is not installed: pip install 'fusedlib[bench]'", name=error.name
         ) from None
-
-
-MOST_MEMORY = {"cuda": 2.0, "mps": 0.7, "cpu": 0.7}
-"""Times the memory there is: what is counted above is not tried. A card refuses and goes on, so an
-attempt costs a second, and counts may be too high; a host's system ends the process instead."""
-
-
-def require_memory(need_gib: float, device: str) -> None:
-    """Whether work that needs so much memory by count is worth a try.
-
-    Raises:
-        TooLarge: it is counted far above the memory there is.
-    """
-    from fusedlib.bench import machine
-
-    facts, most = machine.describe(), MOST_MEMORY[device]
-    there = (facts.device_memory_gib if device == "cuda" else None) or facts.memory_gib
-    if there is not None and need_gib > most * there:
-        raise TooLarge(
-            f"not tried: {need_gib:,.0f} GiB counted, more than {most:g} times the {there:,.0f} "
-            "GiB there are"
-        )
 
 
 @dataclass(frozen=True)
@@ -130,22 +99,6 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-@contextmanager
-def looking_through_new_objects() -> Iterator[None]:
-    """While the block runs, `free_memory` looks through what was made in it alone: not through
-    what imports hold, which takes 0.2 s each time. Of what was there before nothing is given back.
-    """
-    if gc.get_freeze_count():  # somebody else's, which is not to be undone
-        yield
-        return
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def forget_compiled() -> None:

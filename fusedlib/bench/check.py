@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib.bench import alarms, rivals
+from fusedlib.bench import alarms
 from fusedlib.bench.attempt import Wrong
-from fusedlib.bench.rivals import Outputs, Workload
+from fusedlib.bench.workload import Outputs, Workload, go_backward, named
 
 TIMES_EAGER = 2.0
 FLOOR_ROUNDOFFS = 4.0
@@ -51,12 +51,12 @@ def results_of(
     for device in {leaf.device for leaf in workload.leaves.values()}:
         alarms.hold_back(device)
     outputs = workload.forward()
-    by_name = rivals.named(outputs)
+    by_name = named(outputs)
     results = alarms.as_returned(by_name)
     if handed_out is not None:
         handed_out |= {name: y.detach() for name, y in by_name.items()}
     if backward and any(y.requires_grad for y in by_name.values()):
-        rivals.go_backward(outputs, dy)
+        go_backward(outputs, dy)
         results |= workload.gradients()
     workload.reset()
     return results
@@ -125,6 +125,24 @@ def misses(
             if not value <= most:
                 wrong.append(f"{name}: {measure} error {value:.2e}, allowed {most:.2e}")
     return wrong
+
+
+def share(
+    rival_errors: Mapping[str, Errors], baseline: Mapping[str, Errors], dtype: torch.dtype,
+    required: Iterable[str], times: float = 1.0,
+) -> float:  # fmt: skip
+    """The largest error over what the rule allows, above 1 where `misses` has lines; infinite where
+    it is NaN or nothing arrived. Arguments as of `misses`.
+    """
+    largest = 0.0
+    for name in required:
+        found = rival_errors.get(name, Errors(math.inf, math.inf))
+        for measure in ("norm", "worst"):
+            value = getattr(found, measure)
+            most = times * allowed(getattr(baseline[name], measure), dtype)
+            own = value / most if most else math.inf if value else 0.0
+            largest = max(largest, math.inf if math.isnan(own) else own)
+    return largest
 
 
 def require(

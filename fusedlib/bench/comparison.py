@@ -1,9 +1,9 @@
-"""One call for whoever has a kernel: `fusedlib.bench.compare`. A race, in which anybody may run."""
+"""One call for whoever has a kernel: `fusedlib.bench.compare`."""
 
 import html
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -12,16 +12,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib.bench import alarms, check, rivals, roofline, sustained
-from fusedlib.bench.attempt import Wrong, extra, is_out_of_memory
-from fusedlib.bench.cases import Case, Row, grid, require_known, require_least
-from fusedlib.bench.operation import Operands, Operation, Truth, exact_results
-from fusedlib.bench.race import LAUNCHES, Checked, Race, race
-from fusedlib.bench.rivals import Rival, Workload
+from fusedlib.bench import alarms, check
+from fusedlib.bench.arguments import require_known, require_least
+from fusedlib.bench.attempt import (
+    Attempt,
+    Unavailable,
+    Wrong,
+    extra,
+    forget_compiled,
+    free_memory,
+    is_out_of_memory,
+)
+from fusedlib.bench.problem import Operands, Problem, Truth, exact_results
 from fusedlib.bench.statistics import Interval, paired_ratio
+from fusedlib.bench.sustained import Load
+from fusedlib.bench.turns import LAUNCHES, Checked, Figures, Sampling, Turn, timed_together
+from fusedlib.bench.workload import Workload, named
 
-TASK = "compare"
 LESS_ACCURATE = "less accurate"
+TIMED = "ok", LESS_ACCURATE
 TIMES_LESS_ACCURATE, TIMES_IN_HALF = 64.0, 1.25
 """How many times what the rule allows a result may err and be timed, in float32, in half precision.
 
@@ -40,15 +49,17 @@ are rounded, errs by 0.07 in norm, an identity for a norm by 1 and more.
 STRUCTURE = (
     "where such values are no inputs (symmetric, sorted, probabilities), give a function of a seed"
 )
-SUSTAINED = "sustained"
+SUSTAINED, LOADED_ROUNDS = "sustained", 2
 DIRECTIONS = {False: "forward", True: "forward+backward", "alone": "backward"}
 Function = Callable[..., Any]
 Named = Mapping[str, Tensor]
+Inputs = Mapping[str, Tensor | Sequence[Tensor]]
+Row = Mapping[str, Any]
 
 
 def compare(
     reference: Function, functions: Mapping[str, Function],
-    inputs: Named | Callable[[int], Named], *,
+    inputs: Inputs | Callable[[int], Inputs], *,
     backward: bool | str = False, launch: str = "python", rounds: int = 30, seconds: float = 1.0,
     flops: float = 0.0, moved_bytes: float | None = None, deterministic: bool = False,
 ) -> "Comparison":  # fmt: skip
@@ -58,6 +69,7 @@ def compare(
         print(bench.compare(reference, {"mine": f, "theirs": g}, {"x": x, "w": w}, backward=True))
 
     All are called with the inputs in their order, `f(x, w)`, and give a tensor or a tuple of them.
+    An input that is a tuple or list is one argument, and its elements are named `w[0]`, `w[1]`.
     They run on copies of the inputs. Nothing is written to a file, and no time is used again. A
     function is "ok"; "less accurate", timed and marked wherever its time is compared; or "wrong",
     with a reason and no time. The rules:
@@ -80,7 +92,7 @@ def compare(
       seeds.
     - Outputs are plain tensors with memory of their own, of the reference's shape and dtype, not
       handed out before, done at the return. Nothing is complex. Inputs stay as they are, no thread
-      stays at work, no timer is replaced.
+      stays at work, no timer is replaced. `fusedlib.bench.alarms.RULES` has what each rule catches.
     - Samples are taken in turns, A B C A B C, two rounds thrown away; before each, outside the
       clock, inputs are drawn and the card is idle. Short calls are timed in bursts, which leave the
       L2 warm, others with the L2 flushed. A time that the card cannot reach, by FLOPs or by bytes,
@@ -96,13 +108,14 @@ def compare(
     Args:
         reference: plain PyTorch, correct, also in float64.
         functions: by name; the first is what others are compared with.
-        inputs: tensors by name on one device, or a function of a seed that gives them, called with
-            0, 1 and others below 2³¹. Gradients are taken of those that require one, of all
-            of floating point where none does.
+        inputs: tensors, or tuples of them, by name on one device, or a function of a seed that
+            gives them, called with 0, 1 and others below 2³¹. Gradients are taken of those that
+            require one, of all of floating point where none does.
         backward: False times forward; True forward and backward; "alone" backward.
         launch: "python", a loop's calls; "graph", replays of a CUDA graph; "sustained", each alone
             without a pause for `seconds` at the card's power limit, twice. The last two need CUDA.
-        rounds: samples of each function.
+        rounds: samples of each function, 2 at least; 0 checks results and gradients and times
+            nothing.
         flops: of the products that the problem needs, where it is to be held against the roofline.
         moved_bytes: that it must read and write; counted by default: results, and operands of which
             the reference has a gradient that is not zero.
@@ -110,46 +123,118 @@ def compare(
 
     Raises:
         ValueError: no function, no input, inputs on several devices, on one without float64 or of
-            other shapes with another seed, an unknown launch, or a graph of a backward alone.
+            other shapes with another seed, an unknown launch, a graph of a backward alone, one
+            round, or another launch than "python" in none.
     """
-    seeded = inputs if callable(inputs) else None
-    operands = dict(inputs(0) if callable(inputs) else inputs)
+    given = inputs(0) if callable(inputs) else inputs
+    operands = _flat(given)
+    seeded = (lambda seed: _flat(inputs(seed))) if callable(inputs) else None
     device = _device_of(operands)
     if seeded:
         _require_alike(operands, seeded(1))
     require_known("launch", launch, [*LAUNCHES, SUSTAINED])
     require_known("backward", str(backward), list(map(str, DIRECTIONS)))
-    require_least(2, rounds=rounds)
+    if rounds:
+        require_least(2, rounds=rounds)
+    elif launch != "python":
+        raise ValueError(f"rounds=0 times nothing, so nothing is launched by {launch!r}")
     if not functions:
         raise ValueError("no function to compare; give some by name: {'mine': f, 'theirs': g}")
     if launch == "graph" and backward == "alone":
         raise ValueError("a graph holds forward, or forward and backward: give backward=True")
-    problem: list[_Problem] = []
-
-    def setup(case: Case) -> _Problem:
-        new = _Problem(reference, functions, operands, seeded, bool(backward), deterministic)
-        problem.append(new)
-        return new
-
-    def work(case: Case) -> dict[str, Any]:
-        counted = problem[0].compulsory_bytes(case["direction"]) if moved_bytes is None else None
-        return {"flops": flops, "compulsory_bytes": counted or moved_bytes or 0}
-
-    shared = {"experiment": TASK, "direction": DIRECTIONS[backward], "device": str(device),
-              "launch": launch, "repetitions": rounds}  # fmt: skip
-    cases, spec = grid(shared, provider=functions), Race(setup=setup, fields=("device",), work=work)
-    if launch == SUSTAINED:
-        cases = sustained.loaded_cases([c | {"launch": "python"} for c in cases], seconds=seconds)
-        spec = sustained.loaded_race(spec)
-    names = list(functions)
-    measured = sorted(race(spec, cases), key=lambda row: names.index(row.case["provider"]))
-    reasons = problem[0].less_accurate if problem else {}
-    measured = [
-        replace(row, status=LESS_ACCURATE, reason=reasons[name])
-        if row.status == "ok" and (name := row.case["provider"]) in reasons else row
-        for row in measured
+    shared: Figures = {"direction": DIRECTIONS[backward], "device": str(device), "launch": launch,
+              "repetitions": rounds}  # fmt: skip
+    forget_compiled()
+    made = Attempt.at(
+        _Problem, reference, functions, operands, partial(_as_given, given), seeded,
+        bool(backward), deterministic,
+    )  # fmt: skip
+    tried = {name: _checked(made, name) for name in functions}
+    rows = [
+        _row(shared, name, one) for name, one in tried.items() if one.value is None
     ]  # fmt: skip
-    return Comparison(tuple(names), tuple(measured), shared)
+    ready = {name: one.value for name, one in tried.items() if one.value is not None}
+    if made.value is not None and ready:
+        if moved_bytes is None:
+            moved_bytes = made.value.compulsory_bytes(shared["direction"])
+        work = {"flops": flops, "compulsory_bytes": moved_bytes}
+        rows += _timed(ready, shared, work, seconds)
+    lesser, largest = (made.value.less_accurate, made.value.largest) if made.value else ({}, {})
+    for row in rows:
+        name = row["provider"]
+        row["error_of_allowed"] = largest.get(name)
+        if row["status"] == "ok" and name in lesser:
+            row |= {"status": LESS_ACCURATE, "reason": lesser[name]}
+    free_memory()
+    order = list(functions)
+    rows.sort(key=lambda row: order.index(row["provider"]))
+    return Comparison(tuple(functions), tuple(rows), shared)
+
+
+def _checked(made: "Attempt[_Problem]", name: str) -> Attempt[Checked]:
+    """A function after it was held against the truth of a problem, where there is one."""
+    if made.value is None:
+        return Attempt(made.status, f"the check: {made.reason}")
+    return Attempt.at(made.value.check, name)
+
+
+def _timed(
+    ready: Mapping[str, Checked], shared: Row, work: Figures, seconds: float
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Rows of those that were found right; under load, of each and round."""
+    device, launch, rounds = shared["device"], shared["launch"], shared["repetitions"]
+    if not rounds:
+        return [_row(shared, name, Attempt(value=one.figures)) for name, one in ready.items()]
+    sampling = Sampling(
+        device, rounds, flops=work["flops"], moved_bytes=work["compulsory_bytes"]
+    )  # fmt: skip
+    if launch != SUSTAINED:
+        sampling = replace(sampling, most_calls=sampling.most_calls if launch == "python" else 1)
+        given = {name: (shared, checked) for name, checked in ready.items()}
+        return [_row(shared, name, one, work) for name, one in timed_together(given, sampling)]
+    load, rows = Load(device), []
+    sampling = replace(sampling, warmup=0, rounds=1, most_calls=1, flush_l2=False)
+
+    def under_load(checked: Checked, case: Row) -> Turn:
+        if torch.device(device).type != "cuda":
+            raise Unavailable("sustained runs need a CUDA GPU")
+        return load.turn(checked.turn({**case, "launch": "python"}), seconds)
+
+    loaded = {name: Checked(checked.figures, partial(under_load, checked))
+              for name, checked in ready.items()}  # fmt: skip
+    for number in range(1, LOADED_ROUNDS + 1):
+        case = {**shared, "round": number, "seconds": seconds}
+        order = list(loaded) if number % 2 else list(loaded)[::-1]  # so that drift hits all alike
+        given = {name: (case, loaded[name]) for name in order}
+        rows += [_row(case, name, one, work) for name, one in timed_together(given, sampling)]
+    return rows
+
+
+def _row(
+    case: Row, name: str, tried: Attempt[Any], work: Figures | None = None
+) -> dict[str, Any]:  # fmt: skip
+    """What became of a function, flat: a line of a data frame."""
+    figures = tried.figures if tried.value is None else {**tried.value, **(work or {})}
+    return {
+        **case, "provider": name, "status": tried.status, "reason": tried.reason, **figures
+    }  # fmt: skip
+
+
+def _flat(inputs: Inputs) -> dict[str, Any]:
+    """The inputs by name, elements of a tuple or list by names of their own."""
+    flat: dict[str, Any] = {}
+    for name, given in inputs.items():
+        several = isinstance(given, tuple | list)
+        flat |= {f"{name}[{at}]": t for at, t in enumerate(given)} if several else {name: given}
+    return flat
+
+
+def _as_given(inputs: Inputs, leaves: Iterable[Tensor]) -> list[Any]:
+    """Flat operands as arguments, in the form of the inputs."""
+    rest = iter(leaves)
+    return [[next(rest) for _ in given] if isinstance(given, list) else
+            tuple(next(rest) for _ in given) if isinstance(given, tuple) else next(rest)
+            for given in inputs.values()]  # fmt: skip
 
 
 def _device_of(operands: Named) -> torch.device:
@@ -181,30 +266,35 @@ def _require_alike(operands: Named, others: Named) -> None:
             )
 
 
-class _Problem(Operation):
-    """Anybody's operation: functions by name, called with the operands in their order."""
+class _Problem(Problem):
+    """Anybody's problem: functions by name, called with the operands in their order."""
 
     def __init__(
         self, reference: Function, functions: Mapping[str, Function], operands: Named,
+        arguments: Callable[[Iterable[Tensor]], list[Any]],
         seeded: Callable[[int], Named] | None, backward: bool, deterministic: bool = False,
     ) -> None:  # fmt: skip
         self.functions, self.seeded, self.deterministic = functions, seeded, deterministic
+        self.arguments = arguments
         self.less_accurate: dict[str, str] = {}
+        self.largest: dict[str, float] = {}
         leaves = {name: _copy(tensor) for name, tensor in operands.items()}
         floating = [name for name, t in operands.items() if t.is_floating_point()]
         wanted = [name for name in floating if operands[name].requires_grad] or floating
         for name in wanted if backward else ():
             leaves[name].requires_grad_()
         with torch.no_grad():
-            outputs = reference(*leaves.values())
-        results = rivals.named(outputs)
+            outputs = reference(*arguments(leaves.values()))
+        results = named(outputs)
         complex_ones = [n for n, t in {**operands, **results}.items() if t.is_complex()]
         if complex_ones:
             raise Wrong(f"{complex_ones[0]} is complex, and errors are of real numbers: give "
                         "torch.view_as_real of it")  # fmt: skip
         gradients = tuple(map(_gradient_like, results.values()))
         dy = gradients if isinstance(outputs, tuple | list) else gradients[0]
-        super().__init__(TASK, Operands(leaves, dy), lambda **named: reference(*named.values()))
+        super().__init__(
+            Operands(leaves, dy), lambda **named: reference(*arguments(named.values()))
+        )
         self.in_half = check.roundoff(self.dtype) > 2**-24
         self.times = TIMES_IN_HALF if self.in_half else TIMES_LESS_ACCURATE
         differ = [self.distinguishes(self.rewritten, name) for name in self.drawn.true]
@@ -277,20 +367,25 @@ class _Problem(Operation):
         return truths
 
     def error_figures(
-        self, one: Rival, results: Named, required: list[str], truth: Truth | None = None
-    ) -> dict[str, Any]:
-        """Also of outputs in the reference's dtype: half of the bytes are half of the time."""
-        for name in self.outputs:
-            if name in results and results[name].dtype != (wanted := self.kinds[name][1]):
-                raise Wrong(f"{name} is {results[name].dtype}, not {wanted} as the reference's")
+        self, name: str, results: Named, required: list[str], truth: Truth | None = None
+    ) -> Figures:
+        """Of outputs in the reference's dtype: half of the bytes are half of the time. The largest
+        error is kept, over what the rule allows, and the reason of what is less accurate.
+        """
+        for output in self.outputs:
+            if output in results and results[output].dtype != (wanted := self.kinds[output][1]):
+                raise Wrong(f"{output} is {results[output].dtype}, not {wanted} as the reference's")
+        given = truth or self.drawn
+        errors = check.errors(results, given.true)
+        rule = errors, given.baseline, self.dtype, required
+        share = check.share(*rule, times=given.times)
+        self.largest[name] = max(share, self.largest.get(name, 0.0))
         try:
-            return super().error_figures(one, results, required, truth)
+            return check.require(*rule, times=given.times)
         except Wrong as wrong:
-            given = truth or self.drawn
-            errors = check.errors(results, given.true)
             if check.misses(errors, given.baseline, self.dtype, required, self.times):
                 raise
-            self.less_accurate.setdefault(one.name, f"{given.when}: {wrong}".removeprefix(": "))
+            self.less_accurate.setdefault(name, f"{given.when}: {wrong}".removeprefix(": "))
             return wrong.figures
 
     def _reason(self, misses: str, actual: Named, truth: Truth, required: list[str]) -> str:
@@ -298,19 +393,23 @@ class _Problem(Operation):
         as_given = self.seeded or truth.values is self.drawn.values
         return reason if as_given else f"{reason}; {STRUCTURE}"
 
-    def check(self, case: Case) -> Checked:
-        """Hold the case's function against the truth."""
-        name, leaves = case["provider"], self.inputs.leaves()
-        work = Workload(partial(self.functions[name], *leaves.values()), leaves)
-        one = Rival(TASK, name, name, 0, lambda inputs: work, "as given")
-        checked = self.checked(one, self.inputs)
-        if self.deterministic:
-            first, second = (check.results_of(work, self.inputs.dy) for _ in range(2))
-            for result in first:
-                if not alarms.same_bits(first[result], second[result]):
-                    raise Wrong(f"{result} has other bits in a second call with the same inputs: "
-                                "the functions are said to be deterministic")  # fmt: skip
+    def check(self, name: str) -> Checked:
+        """Hold a function against the truth; it may not replace a timer in the meantime."""
+        leaves = self.inputs.leaves()
+        call = partial(self.functions[name], *self.arguments(leaves.values()))
+        work = Workload(call, leaves)
+        with alarms.own_timers():
+            checked = self.admit(name, work)
+            if self.deterministic:
+                self._require_same_bits(work)
         return checked
+
+    def _require_same_bits(self, work: Workload) -> None:
+        first, second = (check.results_of(work, self.inputs.dy) for _ in range(2))
+        for result in first:
+            if not alarms.same_bits(first[result], second[result]):
+                raise Wrong(f"{result} has other bits in a second call with the same inputs: the "
+                            "functions are said to be deterministic")  # fmt: skip
 
     @cached_property
     def _read(self) -> int:
@@ -356,7 +455,8 @@ def _gradient_like(output: Any) -> Tensor:
 @dataclass(frozen=True)
 class Line:
     """A function in the table: its time in ms with its 95 % interval, how many times as fast as the
-    first it is, and the share of the card's roofline, each None where it is not known.
+    first it is, the share of the card's roofline, and its largest error over what the rule allows,
+    each None where it is not known.
     """
 
     name: str
@@ -365,6 +465,7 @@ class Line:
     ms: Interval | None = None
     speed: float | None = None
     roofline: float | None = None
+    error: float | None = None
 
     @property
     def label(self) -> str:
@@ -372,11 +473,16 @@ class Line:
         return f"{self.name} ({LESS_ACCURATE})" if self.status == LESS_ACCURATE else self.name
 
     def cells(self) -> list[str]:
-        """The line as text."""
+        """The line as text; nothing is timed in no rounds."""
         ms = self.ms and f"{self.ms.value:.4g} ({self.ms.low:.4g} to {self.ms.high:.4g})"
         speed = self.speed and f"{self.speed:.3g}{self.label.removeprefix(self.name)}"
         share = self.roofline and f"{self.roofline:.0%}"
-        return [self.name, self.status, ms or "", speed or "", share or "", self.reason or ""]
+        error = "" if self.error is None else f"{self.error:.2g}"
+        if self.status in TIMED:
+            ms = ms or "not timed"
+        return [
+            self.name, self.status, ms or "", error, speed or "", share or "", self.reason or ""
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -386,7 +492,7 @@ class Comparison:
 
     Attributes:
         names: of the functions, the first of which is what others are compared with.
-        measured: a row of each; under load, of each and round.
+        measured: a row of each, flat; under load, of each and round.
         shared: how all were run.
     """
 
@@ -397,45 +503,46 @@ class Comparison:
     @property
     def lines(self) -> list[Line]:
         """A line of the table each function, in their order."""
-        by_name = {name: [row for row in self.measured if row.case["provider"] == name]
+        by_name = {name: [row for row in self.measured if row["provider"] == name]
                    for name in self.names}  # fmt: skip
         return [self._line(name, rows, by_name[self.names[0]]) for name, rows in by_name.items()]
 
     def _line(self, name: str, rows: Sequence[Row], first: Sequence[Row]) -> Line:
-        timed = "ok", LESS_ACCURATE
-        if bad := [row for row in rows if row.status not in timed]:
-            return Line(name, bad[0].status, bad[0].reason)
-        given = [row.figures for row in rows]
-        prefix = "burst_" if rows[0].case["experiment"] == SUSTAINED else ""
-        middle, low, high = ([figures[f"{prefix}median{end}_ms"] for figures in given]
+        error = rows[0].get("error_of_allowed")
+        bad = [row for row in rows if row["status"] not in TIMED]
+        if bad or not self.shared["repetitions"]:
+            row = (bad or rows)[0]
+            return Line(name, row["status"], row["reason"], error=error)
+        prefix = "burst_" if self.shared["launch"] == SUSTAINED else ""
+        middle, low, high = ([row[f"{prefix}median{end}_ms"] for row in rows]
                              for end in ("", "_low", "_high"))  # fmt: skip
         ms = Interval(statistics.median(middle), min(low), max(high))
-        speeds = [paired_ratio(one.figures["samples_ms"], other["samples_ms"]).value
-                  for one, other in zip(first, given, strict=True)
-                  if one.status in timed]  # fmt: skip
-        speed = statistics.median(speeds) if len(speeds) == len(given) else None
-        share = self._share(given[0], ms.value)
-        return Line(name, rows[0].status, rows[0].reason, ms, speed, share)
+        speed = None
+        if all(row["status"] in TIMED for row in first):
+            pairs = zip(first, rows, strict=True)
+            speed = statistics.median(
+                paired_ratio(one["samples_ms"], other["samples_ms"]).value for one, other in pairs
+            )
+        share = self._share(rows[0], ms.value)
+        return Line(name, rows[0]["status"], rows[0]["reason"], ms, speed, share, error)
 
     def _share(self, figures: Mapping[str, Any], ms: float) -> float | None:
         """Of the time that tensor cores and memory need at their peaks; more may be in the L2."""
         device = self.shared["device"]
         rates = alarms.most_flops_per_s(device), alarms.most_bytes_per_s(device)
         flops_per_s, bytes_per_s = (rate or math.inf for rate in rates)
-        least = roofline.least_ms(
-            figures["flops"], figures["compulsory_bytes"], flops_per_s, bytes_per_s
-        )
+        least = 1e3 * max(figures["flops"] / flops_per_s, figures["compulsory_bytes"] / bytes_per_s)
         return least / ms if 0 < least <= ms else None
 
     @property
     def rows(self) -> Any:
-        """A pandas data frame with all figures and samples, a row as in the study."""
-        return extra("pandas").DataFrame([row.as_dict() for row in self.measured])
+        """A pandas data frame with all figures and samples, times in ms."""
+        return extra("pandas").DataFrame(self.measured)
 
     def _table(self) -> list[list[str]]:
         lines = self.lines
-        head = ["", "status", "ms (95 %)", f"times as fast as {lines[0].label}", "of the roofline",
-                "reason"]  # fmt: skip
+        head = ["", "status", "ms (95 %)", "error / allowed", f"times as fast as {lines[0].label}",
+                "of the roofline", "reason"]  # fmt: skip
         columns = zip(head, *(line.cells() for line in lines), strict=True)
         kept = [column for column in columns if column[0] == "" or any(column[1:])]
         return [list(row) for row in zip(*kept, strict=True)]

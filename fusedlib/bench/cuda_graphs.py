@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fusedlib.bench import rivals
-from fusedlib.bench.rivals import Outputs, Workload
+from fusedlib.bench.workload import Outputs, Workload, go_backward, named
 
 WARMUP = 3
 
@@ -37,7 +36,7 @@ def capture(workload: Workload, dy: Outputs, direction: str) -> Captured:
     def once() -> Outputs:
         outputs: Outputs = workload.forward()
         if backward:
-            rivals.go_backward(outputs, dy)
+            go_backward(outputs, dy)
         return outputs
 
     workload.reset()
@@ -53,18 +52,8 @@ def capture(workload: Workload, dy: Outputs, direction: str) -> Captured:
         outputs = once()
     graph.replay()
     # Only now: what is not handed out as it lies, such as rows by turns, is copied here.
-    given = {name: y.detach() for name, y in rivals.named(outputs).items()}
+    given = {name: y.detach() for name, y in named(outputs).items()}
     results = {**given, **(workload.gradients() if backward else {})}
     workload.reset()
     torch.cuda.synchronize()
     return Captured(graph.replay, results)
-
-
-def capture_call(call: Callable[[], object]) -> Captured:
-    """Capture a callable that writes into tensors of its own."""
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return Captured(graph.replay, {})

@@ -2,8 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -63,36 +62,6 @@ def synchronize(device: torch.device | str) -> None:
         torch.cuda.synchronize(device)
     elif kind == "mps":
         torch.mps.synchronize()
-
-
-class Sections:
-    """Times the parts of one step by marks inside that step, never by subtracting averages.
-
-    >>> step = Sections("cpu")
-    >>> with step.section("forward"):
-    ...     y = torch.ones(8).sum()
-    >>> sorted(step.elapsed_ms())
-    ['forward', 'total']
-    """
-
-    def __init__(self, device: torch.device | str) -> None:
-        self._clock = clock_for(device)
-        self._marks: list[tuple[str, Any, Any]] = []
-
-    @contextmanager
-    def section(self, name: str) -> Iterator[None]:
-        """Time what is done inside under `name`."""
-        start = self._clock.mark()
-        yield
-        self._marks.append((name, start, self._clock.mark()))
-
-    def elapsed_ms(self) -> dict[str, float]:
-        """ms of each section, and `total` from the first one's start to the last one's end."""
-        if not self._marks:
-            raise RuntimeError("no section was timed; use `with sections.section(name): ...`")
-        times = {name: self._clock.elapsed_ms(a, b) for name, a, b in self._marks}
-        times["total"] = self._clock.elapsed_ms(self._marks[0][1], self._marks[-1][2])
-        return times
 
 
 @dataclass(frozen=True)
@@ -158,7 +127,7 @@ def in_turns(
     samples: dict[str, list[float]] = {name: [] for name in work}
     parts: dict[str, dict[str, list[float]]] = {name: {} for name in work}
     for name, call in work.items() if on_cuda and warmup else ():
-        _require_current_stream(call, device, partial(prepare, name) if prepare else lambda: None)
+        require_current_stream(call, device, partial(prepare, name) if prepare else lambda: None)
     begin = time.perf_counter()
     for index in range(warmup + max(repetitions, most or 0)):
         marks: dict[str, Any] = {}
@@ -192,7 +161,7 @@ def in_turns(
     }  # fmt: skip
 
 
-def _require_current_stream(
+def require_current_stream(
     call: Callable[[], object], device: torch.device | str, prepare: Callable[[], object]
 ) -> None:
     """Look whether the device is done when the current stream is; what is short is not seen.

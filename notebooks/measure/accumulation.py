@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from fusedlib.bench.arguments import require_known
 from fusedlib.bench.attempt import Wrong
-from fusedlib.bench.cases import Case, require_known
 from measure import formats
+from measure.racing.cases import Case
 
 Figures = dict[str, Any]
 

@@ -15,16 +15,17 @@ from pydantic import Field
 from torch import Tensor
 
 from fusedlib import reference
-from fusedlib.bench import check, race, rivals, roofline
+from fusedlib.bench import check, turns
 from fusedlib.bench.attempt import Unavailable, free_memory
-from fusedlib.bench.cases import Case, grid
-from fusedlib.bench.operation import Truth, plain_results
-from fusedlib.bench.race import Checked, Figures
-from fusedlib.bench.rivals import Bound, Rival, Task, Workload
+from fusedlib.bench.problem import Truth, plain_results
+from fusedlib.bench.turns import Checked, Figures
 from fusedlib.bench.verdicts import CARDS
 from measure import study, swiglu
 from measure.mlp_problem import Inputs, SwiGLUProblem, draw
 from measure.pass_memory import mib_of, peak_over_mib
+from measure.racing import rivals, roofline
+from measure.racing.cases import Case, grid
+from measure.racing.rivals import Bound, Rival, Task, Workload
 from measure.recording import results
 from measure.study import Column, Experiment, Positive, Study
 
@@ -48,7 +49,7 @@ def cases(
         for tokens, width in sizes for dtype, precision in SETTINGS for direction in directions
     ]  # fmt: skip
     shared = {"experiment": "time", "device": device, "repetitions": repetitions}
-    every = grid(shared, problem=problems, launch=race.LAUNCHES, provider=rival_names)
+    every = grid(shared, problem=problems, launch=turns.LAUNCHES, provider=rival_names)
     return [case for case in every if case["dtype"] in rival_of(case["provider"]).dtypes]
 
 
@@ -104,19 +105,20 @@ class Setup(swiglu.Setup):
         return super().check(case) if one.task == swiglu.TASK else self.checked(one, self.inputs)
 
     def error_figures(
-        self, one: Rival[..., Any], results: Mapping[str, Tensor], required: list[str],
+        self, name: str, results: Mapping[str, Tensor], required: list[str],
         truth: Truth | None = None,
     ) -> Figures:  # fmt: skip
         """Errors of what arrived and, of what is published or repaired, what is wrong."""
+        one = rival_of(name)
         if one.task == swiglu.TASK:
-            return super().error_figures(one, results, required, truth)
+            return super().error_figures(name, results, required, truth)
         truth = truth or self.drawn
         tf32 = "tf32" in one.traits
         baseline = self.cut if tf32 else truth.baseline
         dtype = torch.float16 if tf32 else self.inputs.dy.dtype
         distances = check.errors(results, truth.true)
         wrong = check.misses(distances, baseline, dtype, required)
-        figures = {f"{name}_error": e.norm for name, e in distances.items()}
+        figures = {f"{result}_error": e.norm for result, e in distances.items()}
         return figures | ({"wrong": "; ".join(wrong)} if wrong else {})
 
 

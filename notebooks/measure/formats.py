@@ -17,7 +17,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from fusedlib.bench.cases import require_known
+from fusedlib.bench.arguments import require_known
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from pydantic import Field
 
-from fusedlib.bench import rivals, roofline, sustained
-from fusedlib.bench.cases import Case
 from measure import lengths, study, swiglu
+from measure.racing import rivals, roofline, sustained
+from measure.racing.cases import Case
 from measure.study import Column, Experiment, Positive, Size, Study
 
 TURNS, ENDS = ("python", "graph"), ("forward", "forward+backward")

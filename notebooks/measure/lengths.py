@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 import fusedlib
-from fusedlib.bench import fresh, rivals, timing
-from fusedlib.bench.cases import Case, grid
-from fusedlib.bench.operation import Operation
-from fusedlib.bench.rivals import Workload
+from fusedlib.bench import timing
 from fusedlib.reference import swiglu_mlp
 from measure import swiglu
 from measure.mlp_problem import SwiGLUProblem, draw
+from measure.racing import fresh, rivals
+from measure.racing.cases import Case, grid
+from measure.racing.operation import Operation
+from measure.racing.rivals import Workload
 
 EXPERIMENT = "lengths"
 TIMEOUT_S = 300.0

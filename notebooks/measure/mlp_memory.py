@@ -13,16 +13,18 @@ import torch
 from torch import Tensor
 
 from fusedlib import reference
-from fusedlib.bench import rivals
-from fusedlib.bench.attempt import forget_compiled, free_memory, require_memory
-from fusedlib.bench.cases import Case, grid, require_least
-from fusedlib.bench.operation import Operation
-from fusedlib.bench.rivals import Rival, Workload, workload
-from fusedlib.bench.settings import MIB
+from fusedlib.bench.arguments import require_least
+from fusedlib.bench.attempt import forget_compiled, free_memory
 from measure import mlp_ledger, mlp_rivals, pass_memory, study
 from measure.mlp_problem import SwiGLUProblem, draw
 from measure.mlp_rivals import MODULE, TASK
 from measure.pass_memory import CATEGORIES, Trace
+from measure.racing import rivals
+from measure.racing.cases import Case, grid
+from measure.racing.memory import require_memory
+from measure.racing.operation import Operation
+from measure.racing.rivals import Rival, Workload, workload
+from measure.racing.settings import MIB
 from measure.study import Column, Experiment, Positive, Study
 from measure.swiglu import sizes
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
-from fusedlib.bench.cases import Case, require_known, require_least
-from fusedlib.bench.settings import DIRECTIONS, DTYPES
+from fusedlib.bench.arguments import require_known, require_least
+from measure.racing.cases import Case
+from measure.racing.settings import DIRECTIONS, DTYPES
 
 PRECISIONS = ("highest", "high")
 PLAIN_PATH = "plain PyTorch"

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib.bench import rivals
-from fusedlib.bench.rivals import Bound, Task, Workload, rival
 from fusedlib.ops.mlp import route
 from fusedlib.ops.mlp.module import SwiGLUMLP
 from measure.mlp_problem import PLAIN_PATH, Inputs, SwiGLUProblem
+from measure.racing import rivals
+from measure.racing.rivals import Bound, Task, Workload, rival
 from models.transformer import SwiGLU, sharing_copy
 
 TASK = Task[[Inputs], Workload | Bound]("swiglu")

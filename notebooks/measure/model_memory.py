@@ -22,12 +22,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fusedlib.bench import check, timing
-from fusedlib.bench.attempt import Unavailable, Wrong, is_out_of_memory, require_memory
-from fusedlib.bench.cases import device_of, grid, require_least
-from fusedlib.bench.settings import MIB
+from fusedlib.bench.arguments import require_least
+from fusedlib.bench.attempt import Unavailable, Wrong, is_out_of_memory
 from measure import allocator_history, study
 from measure.allocator_history import History, KnownAddresses, watching
 from measure.pass_memory import noting_saved
+from measure.racing.cases import device_of, grid
+from measure.racing.memory import require_memory
+from measure.racing.settings import MIB
 from measure.recording import paths
 from measure.step_memory import Casts, curve, gradients_of, moments_of, total, watched_steps
 from measure.study import Column, Experiment, PerRun, Positive, Study

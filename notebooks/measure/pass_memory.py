@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib.bench.rivals import Workload
-from fusedlib.bench.settings import MIB
 from measure import allocator_history
 from measure.allocator_history import Block, History
+from measure.racing.rivals import Workload
+from measure.racing.settings import MIB
 
 CATEGORIES = ("output", "saved", "gradients", "temporaries")
 _FORWARD = "forward"

@@ -19,10 +19,11 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from pydantic import Field
 
-from fusedlib.bench import settings
-from fusedlib.bench.cases import Case, grid, require_least
+from fusedlib.bench.arguments import require_least
 from measure import accumulation, formats, study, tensor_core, torch_precision
 from measure.accumulation import DTYPES, Figures
+from measure.racing import settings
+from measure.racing.cases import Case, grid
 from measure.study import Column, Experiment, Study
 
 FORMATS = tuple(formats.FORMATS)

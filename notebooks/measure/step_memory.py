@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fusedlib.bench.settings import MIB
-from fusedlib.bench.step_clock import Trainer
 from measure.allocator_history import KnownAddresses, Watch, thinned, watching
+from measure.racing.settings import MIB
+from measure.racing.step_clock import Trainer
 
 
 class Casts(TorchDispatchMode):

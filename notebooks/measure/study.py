@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from fusedlib.bench.cases import Case, device_of
+from measure.racing.cases import Case, device_of
 from measure.recording import paths
 from measure.recording.results import Recorder, case_id
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fusedlib.bench.race import Race
+    from measure.racing.race import Race
 
 PROFILES = ("quick", "full")
 Positive = Annotated[int, Field(ge=1)]

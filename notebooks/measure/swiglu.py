@@ -11,16 +11,19 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from fusedlib import reference
-from fusedlib.bench import race, rivals, roofline, timing
+from fusedlib.bench import timing, turns
+from fusedlib.bench.arguments import require_known
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.cases import Case, grid, require_known
-from fusedlib.bench.operation import Operation
-from fusedlib.bench.race import Checked, Race
-from fusedlib.bench.rivals import Bound, Workload, rival
-from fusedlib.bench.settings import DIRECTIONS
+from fusedlib.bench.turns import Checked
 from fusedlib.ops.mlp import function as functional
 from measure.mlp_problem import Inputs, SwiGLUProblem, draw
 from measure.mlp_rivals import TASK, swiglu_mlp
+from measure.racing import rivals, roofline
+from measure.racing.cases import Case, grid
+from measure.racing.operation import Operation
+from measure.racing.race import Race
+from measure.racing.rivals import Bound, Workload, rival
+from measure.racing.settings import DIRECTIONS
 
 BASELINE = "eager"
 ON_REQUEST, SLOW = frozenset({"on request"}), frozenset({"slow to set up"})
@@ -206,7 +209,7 @@ def cases(
     Raises:
         ValueError: a text that is not three whole numbers, an unknown rival, launch or direction.
     """
-    require_known("launch", launches, race.LAUNCHES)
+    require_known("launch", launches, turns.LAUNCHES)
     ways = [(direction, True) for direction in directions] + [("backward", False)] * frozen
     every = grid(
         {"experiment": TASK, "group": group, "device": device, "repetitions": repetitions},

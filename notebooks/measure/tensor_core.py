@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusedlib.bench import settings
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.cases import Case
 from measure import accumulation, formats
 from measure.accumulation import Figures
+from measure.racing import settings
+from measure.racing.cases import Case
 
 SIZE = 128  # C is [SIZE, SIZE]: 16384 samples of the error
 MODEL_SIZE = 32

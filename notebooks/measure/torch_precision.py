@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.cases import Case
-from fusedlib.bench.settings import matmul_settings
 from measure import accumulation, formats
 from measure.accumulation import DTYPES, Figures
+from measure.racing.cases import Case
+from measure.racing.settings import matmul_settings
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 

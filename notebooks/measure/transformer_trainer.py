@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from fusedlib.bench import step_clock
+from fusedlib.bench.arguments import require_known
 from fusedlib.bench.attempt import free_memory, is_out_of_memory
-from fusedlib.bench.cases import Case, require_known
 from fusedlib.bench.timing import synchronize
+from measure.racing import step_clock
+from measure.racing.cases import Case
 from models.transformer import Transformer, config, loss
 
 # What a direction runs, and which of its sections is its time.

@@ -7,9 +7,11 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from fusedlib.bench import attempt, fresh
-from fusedlib.bench.cases import device_of, grid, require_known, require_least
+from fusedlib.bench import attempt
+from fusedlib.bench.arguments import require_known, require_least
 from measure import study, transformer_trainer
+from measure.racing import fresh
+from measure.racing.cases import device_of, grid
 from measure.study import Column, Experiment, PerRun, Positive, Study
 from models import transformer
 

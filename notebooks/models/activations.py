@@ -36,7 +36,7 @@ generator's state, and its fp32 backend pads T to a multiple of 32: neither is c
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from fusedlib.bench.cases import require_known
+from fusedlib.bench.arguments import require_known
 from models.transformer import BATCH_SIZE, TransformerConfig
 
 Precision = Literal["fp32", "bf16 autocast", "bf16"]

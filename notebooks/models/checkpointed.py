@@ -19,7 +19,7 @@ from typing import Literal, get_args
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fusedlib.bench.cases import require_known
+from fusedlib.bench.arguments import require_known
 from models import activations
 from models.transformer import BATCH_SIZE, Transformer, TransformerConfig
 

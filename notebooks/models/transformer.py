@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusedlib.bench.cases import require_known
+from fusedlib.bench.arguments import require_known
 
 AttentionKind = Literal["sdpa", "plain"]
 BATCH_SIZE = 4

@@ -97,7 +97,7 @@ def energy(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows measured under load, with `token_mj`, mJ a token, and `roof_mj` beside it.
 
     The roof is what the row's FLOPs would take at the joules a FLOP of a plain product of its dtype
-    under load, in the same recording: `fusedlib.bench.sustained`'s "product" among `rows`.
+    under load, in the same recording: `measure.racing.sustained`'s "product" among `rows`.
     """
     columns = ["dtype", "joules", "flops", "tokens", "median_ms", "power_w", "sm_mhz"]
     measured = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *columns])))

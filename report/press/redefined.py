@@ -12,9 +12,9 @@ from typing import Any
 import pandas as pd
 
 from fusedlib.bench import machine as machines
-from fusedlib.bench import rivals
-from fusedlib.bench.rivals import Rival
 from measure import study as studies
+from measure.racing import rivals
+from measure.racing.rivals import Rival
 from measure.recording import paths, provenance, results
 from press import style
 

@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 
 from fusedlib.bench import machine as machines
-from fusedlib.bench import rivals
 from measure import study as studies
+from measure.racing import rivals
 from measure.recording import results
 from measure.study import Column, SentenceError, Study
 from press import display, plots, style

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from fusedlib.bench import rivals
+from measure.racing import rivals
 from measure.recording import paths
 
 # Figures are drawn from matplotlib's defaults, whatever this user's matplotlibrc sets.

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import flawed_swiglu
-from fusedlib.bench import check, rivals
+from fusedlib.bench import check
 from measure import anatomy
+from measure.racing import rivals
 
 
 def results(name: str, tokens: int, width: int):

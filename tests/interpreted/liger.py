@@ -10,8 +10,8 @@ import float_arguments
 import pytest
 from liger_kernel.ops import swiglu as kernels
 
-from fusedlib.bench import rivals
 from fusedlib.bench.attempt import Wrong
+from measure.racing import rivals
 from measure.training.network import TASK, Layer, get
 from training_checks import check_layer, check_learning
 

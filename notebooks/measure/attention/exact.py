@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fusedlib.bench import check
 from fusedlib.bench.attempt import is_out_of_memory
-from fusedlib.bench.operation import Operands
-from fusedlib.bench.rivals import Workload
+from fusedlib.bench.problem import Operands
+from measure.racing.rivals import Workload
 from models.transformer import plain_attention
 
 # Elements of a block of rows: 512 MiB in float64, of which a handful are alive at once.

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from fusedlib.bench import timing
-from fusedlib.bench.rivals import Workload
-from fusedlib.bench.settings import MIB
 from measure import pass_memory
+from measure.racing.rivals import Workload
+from measure.racing.settings import MIB
 
 
 def measure(work: Workload, dout: Tensor) -> dict[str, Any]:

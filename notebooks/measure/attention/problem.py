@@ -18,9 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fusedlib.bench.cases import Case, require_known, require_least
-from fusedlib.bench.operation import Operands
-from fusedlib.bench.settings import DTYPES
+from fusedlib.bench.arguments import require_known, require_least
+from fusedlib.bench.problem import Operands
+from measure.racing.cases import Case
+from measure.racing.settings import DTYPES
 
 HEADS = 1
 

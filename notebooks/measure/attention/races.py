@@ -12,16 +12,20 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fusedlib.bench import check, machine, race, rivals, roofline
-from fusedlib.bench.attempt import TooLarge, Unavailable, require_memory
-from fusedlib.bench.cases import Case, require_known, require_least
-from fusedlib.bench.cases import grid as cases_of
-from fusedlib.bench.operation import Operands
-from fusedlib.bench.race import Checked, Race
-from fusedlib.bench.rivals import Task, Workload, rival
-from fusedlib.bench.settings import DIRECTIONS
+from fusedlib.bench import check, machine, turns
+from fusedlib.bench.arguments import require_known, require_least
+from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.problem import Operands
+from fusedlib.bench.turns import Checked
 from measure.attention import exact, footprint
 from measure.attention.problem import AttentionProblem, draw, operands_bytes, plain_peak
+from measure.racing import rivals, roofline
+from measure.racing.cases import Case
+from measure.racing.cases import grid as cases_of
+from measure.racing.memory import TooLarge, require_memory
+from measure.racing.race import Race
+from measure.racing.rivals import Task, Workload, rival
+from measure.racing.settings import DIRECTIONS
 from models.transformer import plain_attention
 
 EXPERIMENT = "attention"
@@ -247,7 +251,7 @@ class Setup:
         figures = one.facts() | check.require(errors, self.baseline, self.problem.torch_dtype)
         figures |= footprint.measure(work, dout)
         return Checked(
-            figures, lambda timed: race.workload_turn(work, dout, timed, lambda again: {})
+            figures, lambda timed: turns.workload_turn(work, dout, timed, lambda again: {})
         )
 
 

@@ -5,11 +5,11 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from pydantic import Field
 
-from fusedlib.bench import rivals, roofline
-from fusedlib.bench.settings import MIB
 from measure import study
 from measure.attention import problem, races
 from measure.attention.problem import AttentionProblem
+from measure.racing import rivals, roofline
+from measure.racing.settings import MIB
 from measure.study import Column, Experiment, Positive, Size, Study
 
 Cases = list[dict[str, Any]]

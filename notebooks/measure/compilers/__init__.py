@@ -15,13 +15,13 @@ dynamic      the same from the first step on, every step another length         
 
 from typing import Any
 
-from fusedlib.bench.cases import Case
-from fusedlib.bench.race import Race
 from measure.compilers.arms import BASELINE, TASK
 from measure.compilers.case import OPTIMIZERS, SUBJECTS, cases, require_possible
 from measure.compilers.changing import dynamic
 from measure.compilers.samplers import SAMPLERS
 from measure.compilers.subjects import TURN, Decoding, Forward, Setup, Training
+from measure.racing.cases import Case
+from measure.racing.race import Race
 
 __all__ = [
     "BASELINE", "OPTIMIZERS", "RACE", "SAMPLERS", "TASK", "TURN", "cases", "dynamic",

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.rivals import Task, rival
 from measure import llama
+from measure.racing.rivals import Task, rival
 
 BASELINE = llama.BASELINE
 Call = Callable[..., Any]

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 
-from fusedlib.bench import rivals
+from fusedlib.bench.arguments import require_known, require_least
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.cases import Case, device_of, require_known, require_least
 from measure import llama
 from measure.compilers.arms import BASELINE, TASK
 from measure.compilers.samplers import SAMPLERS
+from measure.racing import rivals
+from measure.racing.cases import Case, device_of
 
 SUBJECTS = {
     "forward": "forward", "inference": "decoding", "generation": "decoding",

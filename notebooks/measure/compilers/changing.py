@@ -5,15 +5,16 @@ from typing import Any
 
 import torch
 
-from fusedlib.bench import rivals, timing
+from fusedlib.bench import timing
 from fusedlib.bench.attempt import Unavailable, free_memory
-from fusedlib.bench.cases import Case
 from fusedlib.bench.statistics import summarize
 from measure import llama
 from measure.compilers.arms import TASK
 from measure.compilers.case import OPTIMIZERS, require_possible
 from measure.compilers.subjects import Training
 from measure.compiling import TooLong, empty_compile_cache, graphs_compiled, limited
+from measure.racing import rivals
+from measure.racing.cases import Case
 
 SHORTEST = 16
 

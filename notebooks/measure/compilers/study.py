@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from fusedlib.bench import roofline
 from measure import compilers, distributed, llama, study
 from measure.compilers import BASELINE, TURN
+from measure.racing import roofline
 from measure.study import Column, Experiment, Positive, Size, Study
 
 FORWARD, INFERENCE, GENERATION, TRAINING, SEVERAL = range(1, 6)

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import fusedlib
-from fusedlib.bench import check, rivals, step_clock, timing
+from fusedlib.bench import check, timing
 from fusedlib.bench.attempt import Unavailable, Wrong, free_memory
-from fusedlib.bench.cases import Case
-from fusedlib.bench.race import Checked, Turn
-from fusedlib.bench.settings import matmul_settings
+from fusedlib.bench.turns import Checked, Turn
 from fusedlib.patch.cache_argument import CACHE
 from measure import llama
 from measure.compilers.arms import TASK, Arm, Call
@@ -29,6 +27,9 @@ from measure.compiling import (
     limited,
 )
 from measure.pass_memory import mib_of, peak_over_mib
+from measure.racing import rivals, step_clock
+from measure.racing.cases import Case
+from measure.racing.settings import matmul_settings
 
 PROMPT, FORCED, TURN = 6, 8, 20  # tokens: of the prompt, that are checked, of a turn
 STEPS = 2  # of a training's turn, after one that gives the host its head start

@@ -21,11 +21,13 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from fusedlib.bench import fresh, machine, rivals
+from fusedlib.bench import machine
+from fusedlib.bench.arguments import require_known, require_least
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
 from measure import llama
 from measure.distributed.engines import OPTIMIZERS, STRATEGIES, is_deepspeed
+from measure.racing import fresh, rivals
+from measure.racing.cases import Case, device_of, grid
 
 EXPERIMENT = "distributed"
 TIMEOUT_S = 540.0

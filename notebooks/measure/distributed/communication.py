@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
-from fusedlib.bench.settings import MIB
 from fusedlib.bench.timing import clock_for, synchronize
 from measure.distributed.engines import Engine
 from measure.profiles import trace
 from measure.profiles.trace import Piece
+from measure.racing.settings import MIB
 
 TRANSFERS, TRANSFER_MIB = 10, 64
 STEP = "fusedlib: step"

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedlib.bench import rivals, step_clock
-from fusedlib.bench.cases import Case
 from measure import llama
 from measure.pass_memory import mib_of
+from measure.racing import rivals, step_clock
+from measure.racing.cases import Case
 
 SEED = 0
 OFFLOAD = {

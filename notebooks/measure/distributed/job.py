@@ -14,9 +14,7 @@ import torch.distributed as dist
 from torch.nn import Parameter
 
 from fusedlib.bench.attempt import Wrong, free_memory
-from fusedlib.bench.cases import Case
 from fusedlib.bench.machine import version_of
-from fusedlib.bench.settings import MIB
 from fusedlib.bench.statistics import summarize
 from fusedlib.bench.timing import clock_for, synchronize
 from measure import llama
@@ -33,6 +31,8 @@ from measure.distributed.engines import (
     optimizer_of,
     tokens_of,
 )
+from measure.racing.cases import Case
+from measure.racing.settings import MIB
 
 CHECKED_STEPS = 3
 # Relative differences to the plain model in one process that rounding explains.

@@ -5,11 +5,13 @@ from typing import Any
 
 import torch
 
-from fusedlib.bench import rivals
-from fusedlib.bench.attempt import Unavailable, require_memory
-from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
-from fusedlib.bench.rivals import Task
+from fusedlib.bench.arguments import require_known, require_least
+from fusedlib.bench.attempt import Unavailable
 from measure.mlp_rivals import MODULE
+from measure.racing import rivals
+from measure.racing.cases import Case, device_of, grid
+from measure.racing.memory import require_memory
+from measure.racing.rivals import Task
 from measure.transformer_trainer import WEIGHTS
 from models import transformer
 from models.transformer import Transformer, TransformerConfig, config

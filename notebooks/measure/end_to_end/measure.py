@@ -5,14 +5,15 @@ from typing import Any
 import torch
 from torch.autograd import DeviceType
 
-from fusedlib.bench import roofline, step_clock, timing
+from fusedlib.bench import timing
 from fusedlib.bench.attempt import free_memory
-from fusedlib.bench.cases import Case
-from fusedlib.bench.settings import MIB, matmul_settings
 from fusedlib.bench.statistics import summarize
 from measure.end_to_end.cases import require_possible, shape
 from measure.pass_memory import peak_over_mib
 from measure.profiler import profiling
+from measure.racing import roofline, step_clock
+from measure.racing.cases import Case
+from measure.racing.settings import MIB, matmul_settings
 from measure.transformer_trainer import Trainer, adamw
 from models import flops
 from models.transformer import Transformer, config

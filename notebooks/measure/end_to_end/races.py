@@ -16,11 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib.bench import check, rivals, step_clock, sustained
-from fusedlib.bench.cases import Case
-from fusedlib.bench.race import Checked, Race
-from fusedlib.bench.rivals import rival
-from fusedlib.bench.settings import matmul_settings
+from fusedlib.bench import check
+from fusedlib.bench.turns import Checked
 from fusedlib.ops import fused_class
 from fusedlib.patch import apply
 from measure import mlp_rivals, swiglu  # noqa: F401  (swiglu registers who else computes the MLP)
@@ -28,6 +25,11 @@ from measure.compiling import call_until_compiled, counting_graphs, warm_compile
 from measure.end_to_end import measure
 from measure.end_to_end.cases import COMPILE, RACES, Call, require_possible, shape
 from measure.mlp_rivals import MODULE
+from measure.racing import rivals, step_clock, sustained
+from measure.racing.cases import Case
+from measure.racing.race import Race
+from measure.racing.rivals import rival
+from measure.racing.settings import matmul_settings
 from measure.transformer_trainer import WEIGHTS, Trainer, autocast_bf16
 from models.transformer import SwiGLU, Transformer, loss, sharing_copy
 

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from pydantic import Field
 
-from fusedlib.bench import roofline, sustained
-from fusedlib.bench.cases import Case
 from measure import study
 from measure.end_to_end import cases, races
 from measure.end_to_end.measure import measure
+from measure.racing import roofline, sustained
+from measure.racing.cases import Case
 from measure.study import Column, Experiment, Positive, Study
 from models import flops
 from models.transformer import SIZES, config

@@ -18,9 +18,7 @@ gradients   errors of gradients at weights of a Hugging Face training, by `Traje
 from collections.abc import Iterable
 from typing import Any
 
-from fusedlib.bench import rivals
-from fusedlib.bench.cases import device_of, grid, require_known, require_least
-from fusedlib.bench.settings import DTYPES
+from fusedlib.bench.arguments import require_known, require_least
 from measure.llama.alone import GROWING, MEASURES, measure
 from measure.llama.arms import BASELINE, OTHER_ATTENTION, PARTS, TASK, causal_attention
 from measure.llama.exact import EXACT, gradients
@@ -36,6 +34,9 @@ from measure.llama.training import (
     loss_distances,
     wrong_gradients,
 )
+from measure.racing import rivals
+from measure.racing.cases import device_of, grid
+from measure.racing.settings import DTYPES
 
 __all__ = [
     "BASELINE", "CONFIGS", "EXACT", "FIRST_STEPS", "FP32", "LOADED", "MOMENTS", "MOMENT_SEEDS",

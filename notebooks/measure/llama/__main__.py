@@ -7,13 +7,13 @@ import torch
 
 from fusedlib.bench import timing
 from fusedlib.bench.attempt import Attempt, free_memory
-from fusedlib.bench.cases import Case
 from measure.llama import cases
 from measure.llama.arms import BASELINE, alone, require_possible
 from measure.llama.models import tokens
 from measure.llama.races import few_threads
 from measure.llama.trainer import LlamaTrainer
 from measure.profiler import profiling
+from measure.racing.cases import Case
 from measure.recording import paths
 
 SHOWN = (BASELINE, "liger", "inductor", "fused")

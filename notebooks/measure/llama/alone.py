@@ -8,8 +8,6 @@ import numpy as np
 import torch
 
 from fusedlib.bench.attempt import Unavailable, forget_compiled, free_memory, is_out_of_memory
-from fusedlib.bench.cases import Case
-from fusedlib.bench.settings import MIB
 from measure import allocator_history
 from measure.allocator_history import History, KnownAddresses
 from measure.llama.arms import alone, require_possible
@@ -17,6 +15,8 @@ from measure.llama.models import CONFIGS, tokens
 from measure.llama.races import few_threads, path_of, work
 from measure.llama.trainer import LlamaTrainer
 from measure.llama.training import train
+from measure.racing.cases import Case
+from measure.racing.settings import MIB
 from measure.recording import paths
 from measure.step_memory import curve, total, watched_steps
 

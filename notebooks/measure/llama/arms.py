@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 import fusedlib
-from fusedlib.bench import fresh, rivals
+from fusedlib.bench.arguments import require_known
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.cases import Case, require_known
-from fusedlib.bench.rivals import Task, rival
 from measure.llama.models import Call, build
+from measure.racing import fresh, rivals
+from measure.racing.cases import Case
+from measure.racing.rivals import Task, rival
 
 TASK = Task[[nn.Module], Call]("llama")
 BASELINE = "huggingface"

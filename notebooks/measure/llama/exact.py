@@ -11,13 +11,14 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fusedlib import reference
-from fusedlib.bench import check, rivals
+from fusedlib.bench import check
 from fusedlib.bench.attempt import free_memory
-from fusedlib.bench.cases import Case
-from fusedlib.bench.rivals import rival
 from measure.llama.arms import TASK
 from measure.llama.models import CONFIGS, Call, build, copy_of, tokens
 from measure.llama.trainer import LlamaTrainer
+from measure.racing import rivals
+from measure.racing.cases import Case
+from measure.racing.rivals import rival
 
 Arm = rivals.Rival[[nn.Module], Call]
 EXACT = "exact-gradients"

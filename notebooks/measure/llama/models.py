@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedlib.bench.cases import require_known
+from fusedlib.bench.arguments import require_known
 from models.transformer import sharing_copy
 
 Call = Callable[..., Any]

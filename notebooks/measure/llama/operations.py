@@ -28,15 +28,20 @@ from torch.nn.functional import cross_entropy, linear
 
 import fusedlib
 from fusedlib import reference
-from fusedlib.bench import cuda_graphs, rivals, timing
+from fusedlib.bench import timing
+from fusedlib.bench.arguments import require_known, require_least
 from fusedlib.bench.attempt import Unavailable, Wrong
-from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
-from fusedlib.bench.operation import Operands, Operation, Results
-from fusedlib.bench.race import Checked, Figures, Race, Turn
-from fusedlib.bench.rivals import Bound, Rival, Task, Workload, named, rival
-from fusedlib.bench.settings import DTYPES
+from fusedlib.bench.problem import Operands, Results
+from fusedlib.bench.turns import Checked, Figures, Turn
+from fusedlib.bench.workload import named
 from measure import llama
 from measure.pass_memory import mib_of, peak_over_mib
+from measure.racing import rivals
+from measure.racing.cases import Case, device_of, grid
+from measure.racing.operation import Operation, capture_call
+from measure.racing.race import Race
+from measure.racing.rivals import Bound, Rival, Task, Workload, rival
+from measure.racing.settings import DTYPES
 
 HEADS, KEY_HEADS = 32, 8
 SETS = 8
@@ -506,14 +511,14 @@ class Setup(Operation):
             kept.clear()
             kept.extend(call() for call in calls)
 
-        replay, clock = cuda_graphs.capture_call(every).replay, timing.clock_for(timed["device"])
+        replay, clock = capture_call(every).replay, timing.clock_for(timed["device"])
         figures: Figures = {}
         if judged:
             for own, drawn in zip(sets[0].all(), self.inputs.all(), strict=True):
                 own.data.copy_(drawn)
             replay()
             required = self.required(self.inputs, timed["direction"])
-            figures = self.error_figures(one, self.called(kept[0]), required)
+            figures = self.error_figures(one.name, self.called(kept[0]), required)
 
         def run() -> Mapping[str, float]:
             replay()  # the device is busy while the host issues what is timed

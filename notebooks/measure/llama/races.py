@@ -8,17 +8,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusedlib.bench import check, rivals, step_clock, sustained
+from fusedlib.bench import check
 from fusedlib.bench.attempt import Wrong, free_memory
-from fusedlib.bench.cases import Case
-from fusedlib.bench.race import Checked, Race, Turn
-from fusedlib.bench.settings import matmul_settings
+from fusedlib.bench.turns import Checked, Turn
 from fusedlib.launch import has_kernels
 from measure.llama.arms import TASK, require_possible
 from measure.llama.exact import ExactModel, plain_loss
 from measure.llama.models import CONFIGS, Call, build, copy_of, tokens
 from measure.llama.trainer import LlamaTrainer
 from measure.mlp_problem import PLAIN_PATH
+from measure.racing import rivals, step_clock, sustained
+from measure.racing.cases import Case
+from measure.racing.race import Race
+from measure.racing.settings import matmul_settings
 
 
 class Setup:

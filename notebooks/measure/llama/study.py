@@ -7,11 +7,12 @@ import numpy as np
 import pandas as pd
 from pydantic import Field, field_validator
 
-from fusedlib.bench import sustained
-from fusedlib.bench.cases import Case, require_known
-from fusedlib.bench.settings import MIB
+from fusedlib.bench.arguments import require_known
 from measure import distributed, llama, study
 from measure.llama import operations
+from measure.racing import sustained
+from measure.racing.cases import Case
+from measure.racing.settings import MIB
 from measure.study import Column, Experiment, PerRun, Positive, Size, Study
 
 KNOWN = (

@@ -5,13 +5,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from fusedlib.bench import cuda_graphs, rivals, step_clock
-from fusedlib.bench.rivals import Workload
-from fusedlib.bench.timing import Sections
+from fusedlib.bench import cuda_graphs
 from measure import transformer_trainer
 from measure.llama.arms import TASK
 from measure.llama.models import Call, build, tokens
 from measure.pass_memory import peak_over_mib
+from measure.racing import rivals, step_clock
+from measure.racing.rivals import Workload
+from measure.racing.step_clock import Sections
 
 
 class LlamaTrainer(step_clock.Trainer):

@@ -12,14 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusedlib.bench import check, rivals
+from fusedlib.bench import check
 from fusedlib.bench.attempt import free_memory
-from fusedlib.bench.cases import Case
 from measure.llama.arms import BASELINE, OTHER_ATTENTION, TASK, alone, require_possible
 from measure.llama.exact import EXACT, ExactModel
 from measure.llama.models import CONFIGS
 from measure.llama.races import few_threads, path_of
 from measure.llama.trainer import LlamaTrainer
+from measure.racing import rivals
+from measure.racing.cases import Case
 
 FIRST_STEPS, SEEDS = 30, 5
 """Of trainings beside exact gradients: steps before the loss falls, and seeds."""

@@ -5,9 +5,9 @@ from typing import Any
 
 import pandas as pd
 
-from fusedlib.bench.step_clock import pace_setter
 from measure.profiles import classes
 from measure.profiles.measure import ALL_SECTIONS, REST, SECTIONS
+from measure.racing.step_clock import pace_setter
 from measure.study import Column
 from models import transformer
 
@@ -25,7 +25,7 @@ FIGURES = [
     "step_median_ms", "issue_ms",
 ]  # fmt: skip
 SETTERS = {"card": "GPU", "host": "CPU"}
-"""Who sets the pace of a step, by `fusedlib.bench.step_clock.pace_setter`'s words."""
+"""Who sets the pace of a step, by `measure.racing.step_clock.pace_setter`'s words."""
 HOW = ("measured", "counted bytes", "counted FLOPs")
 
 COLUMNS = {

@@ -22,13 +22,15 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fusedlib.bench import machine, step_clock, timing
+from fusedlib.bench import machine, timing
+from fusedlib.bench.arguments import require_known, require_least
 from fusedlib.bench.attempt import Unavailable, free_memory
-from fusedlib.bench.cases import Case, device_of, grid, require_known, require_least
 from measure.compiling import graphs_compiled
 from measure.end_to_end.cases import require_possible
 from measure.profiles import classes, trace
 from measure.profiles.trace import Piece, Trace
+from measure.racing import step_clock
+from measure.racing.cases import Case, device_of, grid
 from measure.recording import paths
 from measure.transformer_trainer import WEIGHTS, Trainer
 from models import transformer

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusedlib.bench import machine as machines
-from fusedlib.bench.attempt import STATUSES, looking_through_new_objects
-from fusedlib.bench.cases import Case, Row, differing, label
+from measure.racing.cases import STATUSES, Case, Row, differing, label
+from measure.racing.memory import looking_through_new_objects
 from measure.recording import paths, provenance
 from measure.recording.files import write_whole
 from measure.recording.jsonl import (
@@ -46,7 +46,7 @@ from measure.recording.turns import turn
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fusedlib.bench.race import Race
+    from measure.racing.race import Race
 
 SCHEMA = 2
 # A failed case may have failed by bad luck and an unavailable one may have been installed since.
@@ -326,7 +326,7 @@ class Recorder:
         """Of the cases that may be measured those that the recording has no row of yet, or one that
         is tried again, and those of rivals that this notebook defines, whose code may have changed.
         """
-        from fusedlib.bench import rivals  # takes torch, which who reads rows need not wait for
+        from measure.racing import rivals  # takes torch, which who reads rows need not wait for
 
         todo = []
         for case in cases:
@@ -357,7 +357,7 @@ class Recorder:
         """Race the cases that the recording lacks, and those that are timed together with them;
         none while rows are replayed.
         """
-        from fusedlib.bench.race import race
+        from measure.racing.race import race
 
         self._measure(cases, lambda todo: race(spec, todo, skip=self.has))
 
@@ -365,7 +365,7 @@ class Recorder:
         self, cases: Iterable[Case], measure: Callable[[Case], dict[str, Any]]
     ) -> None:  # fmt: skip
         """Measure the cases that the recording lacks; none while rows are replayed."""
-        from fusedlib.bench.sweep import sweep
+        from measure.racing.sweep import sweep
 
         self._measure(cases, lambda todo: sweep(todo, measure, skip=self.has))
 

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, log_softmax
 
 from fusedlib import reference
-from fusedlib.bench.cases import require_known
-from fusedlib.bench.rivals import Task, get, rival
-from fusedlib.bench.settings import matmul_settings
+from fusedlib.bench.arguments import require_known
 from fusedlib.ops.mlp import function as functional
+from measure.racing.rivals import Task, get, rival
+from measure.racing.settings import matmul_settings
 
 BASELINE = "eager"
 FROZEN, WRONG = "frozen", "wrong"

@@ -16,14 +16,18 @@ from pydantic import Field
 from torch import Tensor
 
 from fusedlib import reference
-from fusedlib.bench import rivals, timing
+from fusedlib.bench import timing
+from fusedlib.bench.arguments import require_known, require_least
 from fusedlib.bench.attempt import Unavailable, Wrong
-from fusedlib.bench.cases import Case, grid, require_known, require_least
-from fusedlib.bench.operation import Operands, Operation
-from fusedlib.bench.race import LAUNCHES, Checked, Figures, Race, Turn
-from fusedlib.bench.rivals import Workload
+from fusedlib.bench.problem import Operands
 from fusedlib.bench.statistics import summarize
+from fusedlib.bench.turns import LAUNCHES, Checked, Figures, Turn
 from measure import study
+from measure.racing import rivals, step_clock
+from measure.racing.cases import Case, grid
+from measure.racing.operation import Operation
+from measure.racing.race import Race
+from measure.racing.rivals import Workload
 from measure.study import Experiment, Study
 from measure.training import batches, mnist, network
 from measure.training.batches import Batch, Data
@@ -227,7 +231,7 @@ def wait(case: Case) -> Figures:
     source = _source(case, _drawn(case, total, 0))
     samples = []
     for _ in range(total):
-        part = timing.Sections(case["device"])
+        part = step_clock.Sections(case["device"])
         with part.section("data"):
             next(source)
         samples.append(part.elapsed_ms()["data"])
@@ -334,10 +338,10 @@ def turn(case: Case) -> Turn:
 
     def run() -> dict[str, float]:
         timing.synchronize(device)
-        whole, parts = timing.Sections(device), []
+        whole, parts = step_clock.Sections(device), []
         with whole.section("step"):
             for _ in range(steps):
-                sections = timing.Sections(device)
+                sections = step_clock.Sections(device)
                 with sections.section("data"):
                     batch = next(waiting[0])
                 if graph is None:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import nll_loss
 
-from fusedlib.bench import step_clock
-from fusedlib.bench.step_clock import Section
+from measure.racing import step_clock
+from measure.racing.step_clock import Section
 from measure.training.batches import Batch, Split
 from measure.training.network import CLASSES, Network, autocast
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from fusedlib.bench.cases import require_known
+from fusedlib.bench.arguments import require_known
 
 DIRECTIONS = ("forward", "backward", "forward+backward")
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes an element

@@ -5,7 +5,7 @@ from typing import Any
 
 from fusedlib.bench import machine
 from fusedlib.bench.attempt import Attempt
-from fusedlib.bench.cases import Case, Row, Skip, skip_none
+from measure.racing.cases import Case, Row, Skip, skip_none
 
 
 def sweep(

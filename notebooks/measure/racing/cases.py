@@ -4,12 +4,14 @@ Cases are made by `grid` and checked before. What lists a study's cases refuses 
 sizes and counts below one, by `ValueError`.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fusedlib.bench import machine
 
+STATUSES = ("ok", "wrong", "unavailable", "oom", "oom (predicted)", "failed")
+"""What can become of a case. All but "ok" have a reason and no time."""
 Case = Mapping[str, Any]
 Skip = Callable[[Sequence[Case]], bool]
 """Of the cases that are measured together, or of a single one: whether to leave them out."""
@@ -26,7 +28,7 @@ class Row:
 
     Attributes:
         case: as it was given.
-        status: one of `fusedlib.bench.attempt.STATUSES`; "ok" where there is a time.
+        status: one of `STATUSES`; "ok" where there is a time.
         reason: why there is none.
         figures: by name, such as `median_ms` and `y_error`. Rows of one `session` were timed in
             turns, sample by sample.
@@ -84,26 +86,3 @@ def label(case: Case, names: Iterable[str]) -> str:
 def device_of(device: str) -> str:
     """The device's type; of "auto" the best that this machine has."""
     return machine.device_type() if device == "auto" else device
-
-
-def require_known(name: str, given: str | Iterable[str], known: Collection[str]) -> None:
-    """Refuse a text, or one of several, that is not among the known ones.
-
-    Raises:
-        ValueError: with the field's name, the first unknown text, and what is known.
-    """
-    for text in [given] if isinstance(given, str) else given:
-        if text not in known:
-            raise ValueError(f"unknown {name} {text!r}; known: {', '.join(known)}")
-
-
-def require_least(least: float, **numbers: float | Iterable[float]) -> None:
-    """Refuse a number, or one of several, that is below `least`.
-
-    Raises:
-        ValueError: with the field's name and the number.
-    """
-    for name, given in numbers.items():
-        for number in given if isinstance(given, Iterable) else [given]:
-            if number < least:
-                raise ValueError(f"{name} must be at least {least}, got {number}")

@@ -6,8 +6,8 @@ less than the step, the card sets the pace; where it is as long, the host may, o
 """
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from fusedlib.bench import timing
-from fusedlib.bench.race import Turn
-from fusedlib.bench.settings import MIB
 from fusedlib.bench.statistics import summarize
+from fusedlib.bench.turns import Turn
+from measure.racing.settings import MIB
 
 AGREE = 0.02  # two blocks show the same pace when their medians differ by no more
 # Share of a step for which kernels run: 33 recorded steps lie below 0.71 or above 0.87.
@@ -28,6 +28,36 @@ SLOW_MS, SLOW_STEPS = 200.0, 3
 VERY_SLOW_MS = 1000.0  # alone in its block
 TURN = 3  # steps when it is a rival's turn
 Section = Callable[[str], AbstractContextManager[object]]
+
+
+class Sections:
+    """Times the parts of one step by marks inside that step, never by subtracting averages.
+
+    >>> step = Sections("cpu")
+    >>> with step.section("forward"):
+    ...     y = torch.ones(8).sum()
+    >>> sorted(step.elapsed_ms())
+    ['forward', 'total']
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._clock = timing.clock_for(device)
+        self._marks: list[tuple[str, Any, Any]] = []
+
+    @contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        """Time what is done inside under `name`."""
+        start = self._clock.mark()
+        yield
+        self._marks.append((name, start, self._clock.mark()))
+
+    def elapsed_ms(self) -> dict[str, float]:
+        """ms of each section, and `total` from the first one's start to the last one's end."""
+        if not self._marks:
+            raise RuntimeError("no section was timed; use `with sections.section(name): ...`")
+        times = {name: self._clock.elapsed_ms(a, b) for name, a, b in self._marks}
+        times["total"] = self._clock.elapsed_ms(self._marks[0][1], self._marks[-1][2])
+        return times
 
 
 class Trainer:
@@ -67,13 +97,13 @@ class Trainer:
         """Drop the gradients."""
         self.model.zero_grad(set_to_none=True)
 
-    def issue(self, section: Section | None = None) -> timing.Sections:
+    def issue(self, section: Section | None = None) -> Sections:
         """One step, not waited for, with marks at the borders of its sections.
 
         Args:
             section: around each section by its name, instead of marks.
         """
-        sections = timing.Sections(self.device)
+        sections = Sections(self.device)
         around = section or sections.section
         self.clear()
         with self.around_forward(), around("forward"):

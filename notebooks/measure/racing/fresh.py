@@ -70,7 +70,7 @@ def _child(target: str, arguments: dict[str, Any]) -> Iterator[tuple[Process, IO
     environment = {**os.environ, "PYTHONPATH": _search_path()}
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
-            [sys.executable, "-m", "fusedlib.bench.fresh"],
+            [sys.executable, "-m", "measure.racing.fresh"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment,
         )  # fmt: skip
         try:
@@ -99,7 +99,8 @@ def _answer(target: str, child: Process, errors: IO[bytes]) -> Any:
 
 
 def _value(reply: dict[str, Any]) -> Any:
-    from fusedlib.bench.attempt import TooLarge, Unavailable, Wrong
+    from fusedlib.bench.attempt import Unavailable, Wrong
+    from measure.racing.memory import TooLarge
 
     status, reason = reply["status"], reply["reason"]
     if status == "ok":

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fusedlib.bench import alarms
+from fusedlib.bench import workload as calls
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.machine import version_of
 
@@ -32,7 +33,6 @@ DISTRIBUTIONS = {
     "flash_attn.cute": "flash-attn-4", "cutlass": "nvidia-cutlass-dsl",
 }  # fmt: skip
 
-Outputs = Tensor | tuple[Tensor, ...]
 P = ParamSpec("P")
 Built = TypeVar("Built", covariant=True)
 
@@ -41,31 +41,11 @@ class Task(str, Generic[P, Built]):
     """The name of a task, with the types of what its rivals take and of what they build."""
 
 
-def named(outputs: object) -> dict[str, Any]:
-    """What a call gave, by name: y where it is no tuple or list, else y1, y2 and so on."""
-    if not isinstance(outputs, tuple | list):
-        return {"y": outputs}
-    return {f"y{index}": output for index, output in enumerate(outputs, 1)}
-
-
-def go_backward(outputs: Outputs, dy: Outputs) -> None:
-    """Send the gradients of all outputs backward, those of outputs that want none left out."""
-    if isinstance(outputs, Tensor) and isinstance(dy, Tensor):
-        outputs.backward(dy)
-        return
-    if isinstance(outputs, Tensor) or isinstance(dy, Tensor) or len(outputs) != len(dy):
-        given, wanted = (1 if isinstance(of, Tensor) else len(of) for of in (outputs, dy))
-        raise ValueError(f"the call gives {given} outputs, the problem has {wanted}")
-    pairs = [(y, d) for y, d in zip(outputs, dy, strict=True) if y.requires_grad]
-    torch.autograd.backward([y for y, _ in pairs], [d for _, d in pairs])
-
-
 @dataclass(frozen=True)
-class Workload:
+class Workload(calls.Workload):
     """One rival, ready to run.
 
     Attributes:
-        forward: gives the output, or a tuple of several.
         leaves: its operands by the reference's names. Packed gate and up rows go by the name
             `w_gate_up`: gate rows above up rows, or a gate row and an up row by turns where
             `alternating`.
@@ -73,19 +53,12 @@ class Workload:
         figures: what else its rows say of how it was set up.
     """
 
-    forward: Callable[[], Any]
-    leaves: Mapping[str, Tensor]
     alternating: bool = False
     path: str | None = None
     figures: Mapping[str, Any] = field(default_factory=dict)
 
-    def reset(self) -> None:
-        """Drop all gradients."""
-        for leaf in self.leaves.values():
-            leaf.grad = None
-
     def write(self, values: Mapping[str, Tensor]) -> None:
-        """Put values, by the reference's names, into the operands' memory (`alarms.write`)."""
+        """Put values, by the reference's names, into the operands' memory; packed rows apart."""
         for name, leaf in self.leaves.items():
             if name == "w_gate_up" and name not in values:
                 for rows, part in zip(self._parts(leaf), ("w_gate", "w_up"), strict=True):
@@ -93,23 +66,16 @@ class Workload:
             else:
                 alarms.write(leaf, values[name])
 
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients that arrived, by `d_` and the reference's names; packed rows apart."""
+        gradients = super().gradients()
+        if (packed := gradients.pop("d_w_gate_up", None)) is not None:
+            gradients |= dict(zip(("d_w_gate", "d_w_up"), self._parts(packed), strict=True))
+        return gradients
+
     def _parts(self, packed: Tensor) -> tuple[Tensor, ...]:
         """Gate and up of packed rows."""
         return (packed[0::2], packed[1::2]) if self.alternating else packed.chunk(2)
-
-    def gradients(self) -> dict[str, Tensor]:
-        """The gradients that arrived, by `d_` and the reference's names; packed rows apart."""
-        gradients: dict[str, Tensor] = {}
-        for name, leaf in self.leaves.items():
-            if leaf.grad is None:
-                continue
-            rows = leaf.grad.detach()
-            if name == "w_gate_up":
-                gate, up = self._parts(rows)
-                gradients |= {"d_w_gate": gate, "d_w_up": up}
-            else:
-                gradients[f"d_{name}"] = rows
-        return gradients
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,9 @@
-"""The setup of most races: an operation whose rivals give y, and gradients by autograd.
+"""A problem with what is true of it, and how a function is held against that.
 
-def setup(case):
-    return Operation("swiglu", draw(case), reference.swiglu_mlp)
-
-RACE = Race(setup=setup, fields=("tokens", "hidden_size", "dtype", "device"))
-
-Each sample has operands that are drawn anew, in the same memory. A rival must be right for those
-that were given and for others, drawn as a sample's are: before the clock starts, at a random sample
-of its first race, and after the clock of each.
+The truth is the reference in float64; how far the reference is off in the inputs' own dtype is the
+measure of everybody's errors. Each sample has operands that are drawn anew, in the same memory. A
+function must be right for those that were given and for others, drawn as a sample's are: before the
+clock starts, at a random sample, and after the clock.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,18 +14,17 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fusedlib.bench import alarms, check, cuda_graphs, rivals
+from fusedlib.bench import alarms, check
 from fusedlib.bench.attempt import Wrong
-from fusedlib.bench.cases import Case
-from fusedlib.bench.race import Checked, Figures, Turn, workload_turn
-from fusedlib.bench.rivals import Bound, Outputs, Rival, Task, Workload
+from fusedlib.bench.turns import Checked, Figures, Turn, workload_turn
+from fusedlib.bench.workload import Outputs, Workload, named
 
 Results = dict[str, Tensor]
 WAYS = alarms.scaled, alarms.resampled, alarms.resampled, alarms.resampled
 """To draw operands anew: the first by which all outputs become others, as not of a sign, scaled."""
 TIMES_REWRITTEN = 4.0
 """How many times the rule's error is accepted there, which is other in every run: how accurate a
-rival is was judged on operands that were drawn; these find results that were kept.
+function is was judged on operands that were drawn; these find results that were kept.
 """
 
 
@@ -89,12 +84,11 @@ def plain_results(inputs: Inputs, reference: Callable[..., Any]) -> Results:
     return check.results_of(Workload(lambda: reference(**leaves), leaves), inputs.dy)
 
 
-class Operation:
-    """One problem with what is true, by the reference in float64; and how far the reference is off
-    in the inputs' own dtype, the measure of everybody's errors.
+class Problem:
+    """One problem with its truth.
 
     Args:
-        task: whose rivals take the inputs and give a `Workload`, or a `Bound`.
+        inputs: operands by name, of any shapes and of dtypes that float64 holds.
         reference: y, or a tuple, of the operands by name, in plain PyTorch.
         outputs: their names in rows and reasons; by default y, of several y1, y2 and so on.
     """
@@ -103,11 +97,10 @@ class Operation:
     """How many times the rule's error is no reason to refuse (`check.misses`)."""
 
     def __init__(
-        self, task: str, inputs: Any, reference: Callable[..., Any],
+        self, inputs: Any, reference: Callable[..., Any],
         outputs: str | tuple[str, ...] = (),
     ) -> None:  # fmt: skip
-        self.task = Task[[Any], Workload | Bound](task)
-        self.inputs, self.reference, self.names = inputs, reference, rivals.named(outputs)
+        self.inputs, self.reference, self.names = inputs, reference, named(outputs)
         self.way = WAYS[0]
         self.drawn = self.truth("", inputs.leaves())
 
@@ -166,7 +159,7 @@ class Operation:
 
     @cached_property
     def others(self) -> list[Truth]:
-        """For what else a rival must be right, before it is timed."""
+        """For what else a function must be right, before it is timed."""
         return [self.rewritten]
 
     def unforeseen(self) -> Truth:
@@ -174,7 +167,7 @@ class Operation:
         return self.rewritten
 
     def required(self, inputs: Inputs, direction: str = "forward+backward") -> list[str]:
-        """Names of what a rival must give in a direction: outputs, and gradients of operands that
+        """Names of what must be given in a direction: outputs, and gradients of operands that
         are not frozen, but none that the reference lacks.
         """
         if direction == "forward":
@@ -186,22 +179,25 @@ class Operation:
         """Draw the operands anew before a sample."""
         work.write(self.changed(self.way))
 
-    def check(self, case: Case) -> Checked:
-        """Set a case's rival up and hold all that it gives against the truth."""
-        return self.checked(rivals.get(self.task, case["provider"]), self.inputs)
+    def admit(
+        self, name: str, work: Workload, inputs: Inputs | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> Checked:  # fmt: skip
+        """Hold all that a function gives against the truth, and admit it to the clock.
 
-    def checked(self, one: Rival[[Any], Workload | Bound], inputs: Inputs) -> Checked:
-        """A rival on these inputs, after y and every gradient that they ask for was right. A bound
-        is judged by nobody.
+        Args:
+            inputs: by default the problem's; of others the gradients alone that they ask for.
+            facts: figures that are known of it.
+
+        Raises:
+            Wrong: it misses the truth, or is too good to be true.
         """
-        work = one.build(inputs)
-        if isinstance(work, Bound):
-            return Checked(one.facts(), partial(bound_turn, work))
+        inputs = inputs or self.inputs
         required, dy = self.required(inputs), inputs.dy
-        figures: Figures = {"path": work.path, **work.figures, **one.facts()}
+        figures: Figures = dict(facts or {})
         first: Results = {}
         calls = partial(check.results_of, work, dy, handed_out=first)
-        figures |= self.hold(one, work, dy, self.drawn, required, calls)
+        figures |= self.hold(name, work, dy, self.drawn, required, calls)
         first = self.called(first)
         alarms.require_own_memory(first, work.leaves, {})
         for truth in self.others:
@@ -209,32 +205,34 @@ class Operation:
             names = self.outputs if truth.forward_only else required
             backward = not truth.forward_only
             calls = partial(check.results_of, work, dy, backward=backward, handed_out=again)
-            self.hold(one, work, dy, truth, names, calls)
+            self.hold(name, work, dy, truth, names, calls)
             alarms.require_own_memory(self.called(again), work.leaves, first)
-        return Checked(figures, partial(self.turn, one, work, inputs))
+        return Checked(figures, partial(self.turn, name, work, inputs))
 
-    def turn(self, one: Rival[..., Any], work: Workload, inputs: Inputs, timed: Case) -> Turn:
-        """The turn of a rival that was found right; it is held against the truth once more."""
+    def turn(
+        self, name: str, work: Workload, inputs: Inputs, timed: Mapping[str, Any]
+    ) -> Turn:  # fmt: skip
+        """The turn of a function that was found right; it is held against the truth once more."""
         names = self.required(inputs, timed["direction"])
         work.write(self.drawn.values)  # samples of other turns may have changed some
         put_back = replace(self.drawn, when="once operands were put back")
 
         def again(results: Callable[[], Results]) -> None:
             for truth in (self.unforeseen(), put_back):  # one alone may be what was kept
-                self.hold(one, work, inputs.dy, truth, names, results)
+                self.hold(name, work, inputs.dy, truth, names, results)
 
         return workload_turn(
             work, inputs.dy, timed,
-            lambda results: self.error_figures(one, self.called(results), names),
+            lambda results: self.error_figures(name, self.called(results), names),
             again=again,
             vary=partial(self.vary, work, count(2)),
         )  # fmt: skip
 
     def hold(
-        self, one: Rival[..., Any], work: Workload, dy: Outputs, truth: Truth, required: list[str],
+        self, name: str, work: Workload, dy: Outputs, truth: Truth, required: list[str],
         results: Callable[[], Results],
     ) -> Figures:  # fmt: skip
-        """Errors of what a rival gives where its operands have a truth's values, as figures. The
+        """Errors of what a function gives where its operands have a truth's values, as figures. The
         operands are as they were drawn afterwards.
 
         Raises:
@@ -251,7 +249,7 @@ class Operation:
             with alarms.unchanged(given):
                 actual = self.called(results())
             try:
-                return self.error_figures(one, actual, required, truth)
+                return self.error_figures(name, actual, required, truth)
             except Wrong as wrong:
                 reason = self._reason(str(wrong), actual, truth, required)
                 raise Wrong(reason, wrong.figures) from None
@@ -267,19 +265,8 @@ class Operation:
         how = ", the results stay those of before, kept and not computed" if kept else ""
         return f"{truth.when}{how}: {misses}"
 
-    def figures_of(
-        self, one: Rival[..., Any], work: Workload, required: list[str] | None = None
-    ) -> Figures:  # fmt: skip
-        """Errors of one call on the drawn operands; by default all that they ask for is required.
-
-        Raises:
-            Wrong: the rule of `check` rejects one.
-        """
-        results = self.called(check.results_of(work, self.inputs.dy))
-        return self.error_figures(one, results, required or self.required(self.inputs))
-
     def error_figures(
-        self, one: Rival[..., Any], results: Mapping[str, Tensor], required: list[str],
+        self, name: str, results: Mapping[str, Tensor], required: list[str],
         truth: Truth | None = None,
     ) -> Figures:  # fmt: skip
         """Errors in norm, as figures, by default where the operands are as they were drawn.
@@ -290,9 +277,3 @@ class Operation:
         truth = truth or self.drawn
         errors = check.errors(results, truth.true)
         return check.require(errors, truth.baseline, self.dtype, required, times=truth.times)
-
-
-def bound_turn(bound: Bound, timed: Case) -> Turn:
-    """The turn of what bounds a task, from Python or as a CUDA graph."""
-    once = partial(bound.run, timed["direction"])
-    return Turn(cuda_graphs.capture_call(once).replay if timed["launch"] == "graph" else once)

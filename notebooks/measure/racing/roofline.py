@@ -1,4 +1,4 @@
-"""Ceilings of a device as measured on it, and the least time a problem can take under them.
+"""Ceilings of a device as measured on it, under which a problem takes some least time.
 
 Williams, Waterman and Patterson 2009: time ≥ max(FLOPs / rate, bytes / bandwidth).
 """
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from fusedlib.bench import timing
-from fusedlib.bench.cases import grid, require_known, require_least
-from fusedlib.bench.settings import DTYPES, matmul_settings
+from fusedlib.bench.arguments import require_known, require_least
+from measure.racing.cases import grid
+from measure.racing.settings import DTYPES, matmul_settings
 
 COPY, GEMM = "copy", "gemm"
 
@@ -77,8 +78,3 @@ def _timed(case: Mapping[str, Any], call: Any) -> dict[str, Any]:
         flush_l2=True,
     )  # fmt: skip
     return times["it"].figures()
-
-
-def least_ms(flops: float, moved_bytes: float, flops_per_s: float, bytes_per_s: float) -> float:
-    """The roof: ms that the work needs at full rate, or its traffic at full bandwidth."""
-    return 1e3 * max(flops / flops_per_s, moved_bytes / bytes_per_s)
