@@ -1,7 +1,9 @@
 """An operation is declared once: its operator, its gradient and its short way for eager code.
 
-    RMS_NORM = declare("rms_norm", rms_norm_fwd, _results, keep=_keep, gradients=_gradients,
-                       backward=(rms_norm_bwd, _fake_gradients))
+    RMS_NORM = declare(
+        "rms_norm", rms_norm_fwd, _empty_results, setup_context=_setup_context,
+        gradients=_gradients, backward=(rms_norm_bwd, _fake_gradients),
+    )
     y, s, rstd = RMS_NORM(x, weight, residual, eps, hf)
 
 | way                              | who takes it                                 | its gradient   |
@@ -16,7 +18,7 @@ function in Python, also where nobody asks for gradients: 6 of the 11 µs of an 
 nothing (torch 2.13, one CPU); `torch.library.custom_op` costs 7 more.
 
 Backward runs outside autocast, for operands were cast before forward. What it reads is what forward
-read (`keep`). It has no second derivative: differentiating its results raises, and so does
+read (`save_operands`). It has no second derivative: differentiating its results raises, and so does
 a transform that begins at backward, batched gradients and forward mode over them. All of this
 imports no Triton.
 """
@@ -141,6 +143,10 @@ class Operation(NamedTuple):
     function: type[DirectFunction]
     operator: Any
 
+    def way(self, eager: bool) -> Callable[..., Any]:
+        """What computes the results, where it is known that all calls are plain eager ones."""
+        return self.function.direct if eager else self.__call__
+
     def __call__(self, *arguments: Any) -> Any:
         """The results, by the way that this call can go."""
         tensors = [a for a in arguments if isinstance(a, Tensor)]
@@ -149,10 +155,10 @@ class Operation(NamedTuple):
 
 def declare(
     name: str, forward: Callable[..., Any], fake: Callable[..., Any], *,
-    keep: Callable[..., None], gradients: Callable[..., Any],
+    setup_context: Callable[..., None], gradients: Callable[..., Any],
     backward: tuple[Callable[..., Any], Callable[..., Any]] | None = None,
     flops: Callable[..., int] | None = None, backward_flops: Callable[..., int] | None = None,
-    twice: bool = False,
+    differentiable_twice: bool = False,
 ) -> Operation:  # fmt: skip
     """Register an operation and its gradient.
 
@@ -162,22 +168,22 @@ def declare(
             new tensors. Where the last parameter is a `NamedTuple`, its fields are the operator's
             last arguments. In place of a result that is None the operator gives an empty tensor.
         fake: gives tensors of the results' shapes and dtypes without computing them.
-        keep: the `setup_context` of an autograd `Function`.
+        setup_context: of an autograd `Function`.
         gradients: its `backward`, which takes the function that computes gradients before `ctx`.
         backward: that function, without a graph, and its fake; None where `gradients` takes none.
         flops: of the forward, from the shapes of its arguments: 2 m n k a product, as torch counts
             them for `torch.utils.flop_counter.FlopCounterMode`.
         backward_flops: of the backward.
-        twice: `gradients` may be differentiated, so that it is left as it is.
+        differentiable_twice: `gradients` may be differentiated, so that it is left as it is.
     """
-    once = outside_autocast if twice else first_order
-    watched, plain = gradients, gradients
+    wrap = outside_autocast if differentiable_twice else first_order
+    by_operator, direct = gradients, gradients
     if backward is not None:
         computed = operator(f"{name}_backward", *backward, flops=backward_flops)
-        watched = partial(gradients, computed)
-        plain = partial(gradients, _with_settings(backward[0]))
+        by_operator = partial(gradients, computed)
+        direct = partial(gradients, _with_settings(backward[0]))
     computed = operator(f"{name}_forward", forward, fake, flops=flops)
-    of_operator = _function(f"{name}_operator", computed, keep, once(watched))
+    of_operator = _function(f"{name}_operator", computed, setup_context, wrap(by_operator))
 
     def call(*arguments: Any) -> Any:
         if _UNCOUNTED:
@@ -185,7 +191,8 @@ def declare(
         return (of_operator.apply if in_functorch() else of_operator.direct)(*arguments)
 
     composite = _register(name, _schema(forward), "CompositeImplicitAutograd", call)
-    return Operation(_function(name, _with_settings(forward), keep, once(plain)), composite)
+    function = _function(name, _with_settings(forward), setup_context, wrap(direct))
+    return Operation(function, composite)
 
 
 def operator(
@@ -294,8 +301,8 @@ class DirectFunction(torch.autograd.Function):
         return cls.forward(*arguments)
 
 
-def _function(name: str, forward: Any, keep: Any, backward: Any) -> Any:
-    methods = {"forward": forward, "setup_context": keep, "backward": backward}
+def _function(name: str, forward: Any, setup_context: Any, backward: Any) -> Any:
+    methods = {"forward": forward, "setup_context": setup_context, "backward": backward}
     members = {key: staticmethod(method) for key, method in methods.items()}
     words = name.split("_")  # of which the name of the graph's nodes is made
     return type("".join(map(str.capitalize, words)), (DirectFunction,), members)
@@ -308,17 +315,17 @@ def _function(name: str, forward: Any, keep: Any, backward: Any) -> Any:
 BROUGHT_BACK = "ds_id"
 
 
-def keep(
-    ctx: Any, operands: Sequence[Tensor | None], *others: Tensor | None, twice: bool = False
+def save_operands(
+    ctx: Any, operands: Sequence[Tensor | None], *others: Tensor | None, with_graph: bool = False
 ) -> None:  # fmt: skip
     """Keep a call's operands for backward with the values that they have now, and other tensors.
 
     Of an operand a view is kept: it notices a change in place, and has forward's memory when
     `tensor.data = …` has given the tensor another one. Hooks on saved tensors, and
     `fixed_weights`, see of which parameter it is a view; `detach`, which does not tell, costs the
-    host half as much. With `twice` the view has a graph.
+    host half as much. With a graph gradients can be differentiated by the operands.
     """
-    if twice:
+    if with_graph:
         with torch.enable_grad():
             views = [_view(t, True) for t in operands]
     else:

@@ -19,11 +19,11 @@ dtypes and settings (`fusedlib.op.call_prepared`): a check of anything else belo
 | to change                  | go to                                                              |
 |----------------------------|--------------------------------------------------------------------|
 | an activation of the MLP   | `mlp/activation.py`, and `activate` and `slope` of `mlp/kernels.py`|
-| tiles of the MLP           | the end of `mlp/kernels.py`; few tokens `blocks.py`; Hopper's roles|
-|                            | are `mlp/hopper.py` as a whole                                     |
-| tiles of any other kernel  | constants at the top of its `function.py`                          |
+| tiles of the MLP           | the end of `mlp/kernels.py`, by architecture; all gradients of few |
+|                            | tokens `blocks.py`; Hopper's kernels with roles `mlp/hopper.py`    |
+| tiles of any other kernel  | constants at the top of its `function.py`, of qkv its `kernels.py` |
 | which kernels a call takes | `mlp/route.py`, elsewhere `_prepare` of its `function.py`          |
-| the dtypes of kernels      | `arguments.py`, which every room reads                             |
+| the dtypes of kernels      | `HALF_DTYPES` in `arguments.py`; KERNEL_DTYPES are those and fp32  |
 | a check of operands        | `_check` of its `function.py`, `check_mlp` of the MLP              |
 | FLOPs of an operator       | `_flops` of its `function.py`; what is no product has none         |
 | a family of models         | `../patch/families.py`, and a class in `../patch/modules.py`       |

@@ -23,7 +23,7 @@ from torch.nn.functional import linear
 
 from fusedlib import compat
 from fusedlib.launch import prepared
-from fusedlib.op import first_order, is_plain_eager, keep
+from fusedlib.op import first_order, is_plain_eager, save_operands
 from fusedlib.ops.arguments import autocast_enabled, contiguous_and_aligned
 from fusedlib.ops.mlp.function import gradients as mlp_gradients
 from fusedlib.ops.mlp.function import (
@@ -144,7 +144,7 @@ class AttentionInput(torch.autograd.Function):
         ctx.plan = plan
         ctx.set_materialize_grads(False)
         before_norms = () if n_q is None else (q, k)
-        keep(ctx, (x, w_norm, w_q, w_k, w_v, cos, sin, *of_heads), rstd, *before_norms)
+        save_operands(ctx, (x, w_norm, w_q, w_k, w_v, cos, sin, *of_heads), rstd, *before_norms)
         return *rotated, v, x
 
     @staticmethod

@@ -135,7 +135,9 @@ def _find_same_code(module: str, cls: str, names: tuple[str, ...]) -> str | None
 
 def _defining_module(name: str) -> str:
     """The module of transformers where the class of this name stands."""
-    model = next(m for m in MODELS if name.startswith(m))
+    model = next((m for m in MODELS if name.startswith(m)), None)
+    if model is None:
+        raise ValueError(f"{name} begins with no name of MODELS: add its model there")
     folder = FOLDERS.get(model, model.lower())
     return f"transformers.models.{folder}.modeling_{folder}"
 

@@ -63,7 +63,7 @@ from fusedlib.launch import (
     launch_for,
     next_power_of_2,
 )
-from fusedlib.op import call_prepared, declare, keep, operator
+from fusedlib.op import call_prepared, declare, operator, save_operands
 from fusedlib.ops.arguments import (
     KERNEL_DTYPES,
     cast_for_autocast,
@@ -763,7 +763,7 @@ def _shapes(hidden: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor | None
     return one, hits, torch.empty_like(one), *gradients, torch.empty_like(target, dtype=torch.bool)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     ctx.set_materialize_grads(False)
     ctx.dtype = inputs[0].dtype
     ctx.owns_gradients = saved_tensor_hooks(False) is None
@@ -819,13 +819,13 @@ def _shapes_by_token_backward(
     return tuple(hidden.new_empty(s) if w else None for s, w in zip(shapes, wants, strict=True))
 
 
-def _keep_by_token(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+def _setup_context_by_token(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     ctx.set_materialize_grads(False)
     _, hits, entropies, statistics = output
     ctx.settings = Settings(*inputs[5:])
     constant = hits, statistics, None if ctx.settings.wants_entropy else entropies
     ctx.mark_non_differentiable(*(t for t in constant if t is not None))
-    keep(ctx, inputs[:5], statistics)
+    save_operands(ctx, inputs[:5], statistics)
 
 
 def _gradients_by_token(
@@ -856,10 +856,13 @@ def _flops(hidden: Shape, weight: Shape, *others: Any, **_: Any) -> int:
 
 
 SCALED = operator("scaled", _scaled, _unscaled)
-LOSS = declare("linear_cross_entropy", loss_fwd, _shapes, keep=_keep, gradients=_gradients,
-               flops=_flops)  # fmt: skip
+LOSS = declare(
+    "linear_cross_entropy", loss_fwd, _shapes, setup_context=_setup_context, gradients=_gradients,
+    flops=_flops,
+)  # fmt: skip
 LOSS_BY_TOKEN = declare(
-    "linear_cross_entropy_by_token", by_token_fwd, _shapes_by_token, keep=_keep_by_token,
-    gradients=_gradients_by_token, backward=(by_token_slices, _shapes_by_token_backward),
-    flops=_product_flops, backward_flops=_flops,
+    "linear_cross_entropy_by_token", by_token_fwd, _shapes_by_token,
+    setup_context=_setup_context_by_token, gradients=_gradients_by_token,
+    backward=(by_token_slices, _shapes_by_token_backward), flops=_product_flops,
+    backward_flops=_flops,
 )  # fmt: skip

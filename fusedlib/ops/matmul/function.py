@@ -59,8 +59,8 @@ from fusedlib.op import (
     declare,
     is_plain_eager,
     is_transformed_gradient,
-    keep,
     operator,
+    save_operands,
 )
 from fusedlib.ops.arguments import autocast_enabled, require_alike, require_tensors, shape_of
 
@@ -512,13 +512,13 @@ def _shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 # The next two are of one layer, and of several: of x, their weights and then their biases.
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.set_materialize_grads(False)
     weights = inputs[1 : 1 + len(inputs) // 2]
     wants_x, wants_weights, *_ = ctx.needs_input_grad
     ctx.outputs = [weight.shape[0] for weight in weights]
     kept = weights if wants_x else [None] * len(weights)
-    keep(ctx, (inputs[0] if wants_weights else None, *kept), twice=True)
+    save_operands(ctx, (inputs[0] if wants_weights else None, *kept), with_graph=True)
 
 
 def _gradients(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -556,7 +556,13 @@ def _flops(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
 
 
 LINEAR = declare(
-    "linear", linear_fwd, _shape, keep=_keep, gradients=_gradients, flops=_flops, twice=True
+    "linear",
+    linear_fwd,
+    _shape,
+    setup_context=_setup_context,
+    gradients=_gradients,
+    flops=_flops,
+    differentiable_twice=True,
 )
 
 

@@ -43,7 +43,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fusedlib.compat import keeps_by_hooks, retains_graph, saved_tensor_hooks, unwrap_dead_wrappers
 from fusedlib.launch import current_device
-from fusedlib.op import BROUGHT_BACK, call_prepared, declare, first_order, keep
+from fusedlib.op import BROUGHT_BACK, call_prepared, declare, first_order, save_operands
 from fusedlib.ops.arguments import (
     FEW_TOKENS,
     HALF_DTYPES,
@@ -374,7 +374,7 @@ def save_with_gate_up(
     *others_saved, gate_up = others
     ctx.private_gate_up = gate_up if saved_tensor_hooks(False) is None else None
     ctx.gate_up_is_private = ctx.private_gate_up is not None
-    keep(ctx, operands, *others_saved, None if ctx.gate_up_is_private else gate_up)
+    save_operands(ctx, operands, *others_saved, None if ctx.gate_up_is_private else gate_up)
 
 
 def saved_with_gate_up(ctx: Any) -> tuple[tuple[Any, ...], bool]:
@@ -519,7 +519,7 @@ def _fake_gradients(
     )
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """Keep what the wanted gradients need, and nothing else."""
     x, w_gate, w_up, w_down, activation, save = inputs
     wide, hidden = route.weight_sizes(w_gate, w_up)
@@ -527,7 +527,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.settings = ctx.wants, (hidden, wide // 2), ctx.pair, activation
     ctx.set_materialize_grads(False)  # gate|up has no gradient: zeros would cost its size
     *operands, gate_up = tensors_to_save(ctx.wants, save, x, w_gate, w_up, w_down, output[1])
-    keep(ctx, operands, gate_up)
+    save_operands(ctx, operands, gate_up)
 
 
 def _gradients(
@@ -561,6 +561,6 @@ def _backward_flops(
 
 
 SWIGLU_MLP = declare(
-    "swiglu_mlp", swiglu_fwd, _shapes, keep=_keep, gradients=_gradients,
+    "swiglu_mlp", swiglu_fwd, _shapes, setup_context=_setup_context, gradients=_gradients,
     backward=(swiglu_bwd, _fake_gradients), flops=_flops, backward_flops=_backward_flops,
 )  # fmt: skip

@@ -25,7 +25,7 @@ from fusedlib.launch import (
     next_power_of_2,
     rows_contiguous,
 )
-from fusedlib.op import call_prepared, declare, keep
+from fusedlib.op import call_prepared, declare, save_operands
 from fusedlib.ops.arguments import (
     KERNEL_DTYPES,
     is_distributed,
@@ -38,9 +38,9 @@ from fusedlib.ops.arguments import (
 
 CASTS = ("hf", "litgpt")
 TOKEN_WIDTH = 4096  # by which numbers are counted as tokens, for a head is a row, too
-# The most that `torch.rms_norm` takes. Forward and backward keep the host of one H100 for 128 µs by
-# it, 150 with the casts of "hf", and for 331 by the kernels, but the device 2 to 18 µs longer, and
-# more than that for more or wider rows.
+# Calls up to this size are given to `torch.rms_norm`. Forward and backward keep the host of one
+# H100 for 128 µs by it, 150 with the casts of "hf", and for 331 by the kernels, but the device 2 to
+# 18 µs longer, and more than that for more or wider rows.
 MAX_TORCH_NUMBERS, MAX_TORCH_ROWS, MAX_TORCH_WIDTH = 1 << 21, 1 << 11, 1 << 13
 WIDEST = 8192  # numbers of a row that the backward holds in registers: four arrays of 16 a thread
 TILE = 4096  # numbers that a program takes at a time, of several rows where they are narrow
@@ -91,7 +91,7 @@ def _prepare(
     _check(x, weight, residual, cast)
     if residual is not None and x.dtype != residual.dtype:  # under autocast
         return partial(_promoted, torch.promote_types(x.dtype, residual.dtype), eps, cast)
-    plain = partial(_plain, float(eps), cast)
+    plain = partial(_by_formula, float(eps), cast)
     dtypes = x.dtype in KERNEL_DTYPES and (weight is None or weight.dtype in KERNEL_DTYPES)
     few = left_to_compiler(x.numel() // TOKEN_WIDTH)  # torch.export fixes Size.numel()
     if not dtypes or few or not has_kernels(x.device) or is_transformed():
@@ -103,10 +103,10 @@ def _prepare(
             return partial(_by_torch, float(eps), cast == "hf")
         wants_graph = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
         return partial(_by_torch_rounding_twice, float(eps), wants_graph)
-    return partial(_by_kernels, float(eps), cast == "hf")
+    return partial(_by_kernels, RMS_NORM.way(eager), float(eps), cast == "hf")
 
 
-def _plain(
+def _by_formula(
     eps: float, cast: str, x: Tensor, weight: Tensor | None, residual: Tensor | None
 ) -> Any:  # fmt: skip
     s = x if residual is None else x + residual
@@ -121,9 +121,10 @@ def _promoted(
 
 
 def _by_kernels(
-    eps: float, hf: bool, x: Tensor, weight: Tensor | None, residual: Tensor | None
+    norm: Callable[..., Any], eps: float, hf: bool, x: Tensor, weight: Tensor | None,
+    residual: Tensor | None,
 ) -> Any:  # fmt: skip
-    y, s, _ = RMS_NORM(x, weight, residual, eps, hf)
+    y, s, _ = norm(x, weight, residual, eps, hf)
     return y if residual is None else (y, s)
 
 
@@ -143,7 +144,7 @@ def _suits_torch(x: Tensor, weight: Tensor | None) -> bool:
 def _by_torch(eps: float, hf: bool, x: Tensor, weight: Tensor | None, _: None) -> Any:
     """`rms_norm` by `torch.rms_norm`; a CUDA graph gets the kernels, for there no host waits."""
     if is_capturing():
-        return _by_kernels(eps, hf, x, weight, None)
+        return _by_kernels(RMS_NORM.way(False), eps, hf, x, weight, None)
     return torch.rms_norm(x, x.shape[-1:], weight, eps)
 
 
@@ -154,7 +155,7 @@ def _by_torch_rounding_twice(
     graph alone: gradients do not depend on y's rounding.
     """
     if is_capturing():
-        return _by_kernels(eps, True, x, weight, None)
+        return _by_kernels(RMS_NORM.way(False), eps, True, x, weight, None)
     width = x.shape[-1:]
     if not wants_graph:
         return torch.rms_norm(x, width, None, eps).mul_(weight)
@@ -186,9 +187,9 @@ def rms_norm_fwd(
     x: Tensor, weight: Tensor | None, residual: Tensor | None, eps: float, hf: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """y and s of x's shape (s only with a residual), and rstd (rows,)."""
-    y, s, rstd = results = _results(x, weight, residual, eps, hf)
+    y, s, rstd = results = _empty_results(x, weight, residual, eps, hf)
     source = _rows(x)
-    # What a kernel does not read or write, it is given something else for, here and below.
+    # In the place of an absent operand a kernel gets any tensor, and does not read or write it.
     factor = source if weight is None else weight.contiguous()
     added = source if residual is None else _rows(residual)
     rows, width = source.shape
@@ -288,7 +289,7 @@ def _rows(x: Tensor) -> Tensor:
     return rows_contiguous(x if x.ndim == 2 else x.reshape(-1, x.shape[-1]))
 
 
-def _results(
+def _empty_results(
     x: Tensor, weight: Tensor | None, residual: Tensor | None, eps: float, hf: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Empty tensors for y, s and rstd."""
@@ -308,14 +309,14 @@ def _fake_gradients(
     return s.new_empty(s.shape) if wants_s else None, d_weight
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     x, weight, residual, eps, hf = inputs
     _, s, rstd = output
     ctx.settings = eps, hf  # for `ops.recomputed`, which computes y again
     ctx.set_materialize_grads(False)
     is_stream = residual is not None or s is None  # without a residual the operator's s is empty
     ctx.mark_non_differentiable(*((rstd,) if is_stream else (s, rstd)))
-    keep(ctx, (x if residual is None else s, weight), rstd)
+    save_operands(ctx, (x if residual is None else s, weight), rstd)
 
 
 def _gradients(backward: Any, ctx: Any, dy: Tensor | None, ds: Tensor | None, _: Any) -> Any:
@@ -332,6 +333,6 @@ def _gradients(backward: Any, ctx: Any, dy: Tensor | None, ds: Tensor | None, _:
 
 
 RMS_NORM = declare(
-    "rms_norm", rms_norm_fwd, _results, keep=_keep, gradients=_gradients,
+    "rms_norm", rms_norm_fwd, _empty_results, setup_context=_setup_context, gradients=_gradients,
     backward=(rms_norm_bwd, _fake_gradients),
 )  # fmt: skip

@@ -28,8 +28,8 @@ from fusedlib.op import (
     DirectFunction,
     is_plain_eager,
     is_transformed_gradient,
-    keep,
     outside_autocast,
+    save_operands,
 )
 from fusedlib.ops.arguments import autocast_enabled, contiguous_and_aligned
 from fusedlib.ops.matmul import function as linear_function
@@ -97,7 +97,7 @@ class Projections(DirectFunction):
         wants_x, *wants_weights = ctx.needs_input_grad[:4]
         ctx.set_materialize_grads(False)
         kept = x if any(wants_weights) else None, *(w if wants_x else None for w in weights)
-        keep(ctx, kept, twice=True)
+        save_operands(ctx, kept, with_graph=True)
 
     @staticmethod
     @outside_autocast

@@ -18,7 +18,7 @@ from torch.nn.functional import embedding, pad
 from fusedlib import reference
 from fusedlib.compat import is_transformed
 from fusedlib.launch import Config, Launch, cdiv, has_kernels, launch_for, next_power_of_2
-from fusedlib.op import call_prepared, declare, keep
+from fusedlib.op import call_prepared, declare, save_operands
 from fusedlib.ops.arguments import (
     KERNEL_DTYPES,
     is_distributed,
@@ -92,11 +92,13 @@ def _prepare(
     runs = fixed and dtypes and not few and has_kernels(q.device) and not is_transformed()
     if not runs or is_distributed(q, k, cos, sin):
         return partial(_plain, width)
-    return partial(_by_kernel, width)
+    return partial(_by_kernel, ROPE.way(eager), width)
 
 
-def _by_kernel(width: int | None, *operands: Tensor | None) -> Any:
-    return ROPE(*operands, width)
+def _by_kernel(
+    rotate: Callable[..., Any], width: int | None, *operands: Tensor | None
+) -> Any:  # fmt: skip
+    return rotate(*operands, width)
 
 
 def _plain(
@@ -318,11 +320,11 @@ def _fake_gradients(
     return d_q, d_k
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.set_materialize_grads(False)
     ctx.wants, ctx.head_dim = ctx.needs_input_grad[:2], inputs[0].shape[-1]
     ctx.mark_non_differentiable(*(y for y, want in zip(output, ctx.wants, strict=True) if not want))
-    keep(ctx, inputs[2:5])
+    save_operands(ctx, inputs[2:5])
 
 
 def _gradients(backward: Any, ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -330,7 +332,7 @@ def _gradients(backward: Any, ctx: Any, *upstream: Tensor | None) -> tuple[Tenso
 
     Args:
         backward: `rope_bwd`, or the operator that calls it.
-        ctx: what `_keep` filled.
+        ctx: what `_setup_context` filled.
         upstream: dq and dk, (batch, heads, tokens, width) or None.
     """
     dq, dk = (d if want else None for d, want in zip(upstream, ctx.wants, strict=True))
@@ -342,6 +344,6 @@ def _gradients(backward: Any, ctx: Any, *upstream: Tensor | None) -> tuple[Tenso
 
 
 ROPE = declare(
-    "rope", rope_fwd, _shapes, keep=_keep, gradients=_gradients,
+    "rope", rope_fwd, _shapes, setup_context=_setup_context, gradients=_gradients,
     backward=(rope_bwd, _fake_gradients),
 )  # fmt: skip
