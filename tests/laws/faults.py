@@ -19,7 +19,6 @@ MLP: Faults = {
     "dropped ragged K tile": (
         "range(0, hidden, BLOCK_K)", "range(0, hidden // BLOCK_K * BLOCK_K, BLOCK_K)",
     ),
-    "where up begins left out": ("up_row.to(tl.int64) * hidden", "0"),
     "gate and up swapped": (H, "    h = up * tl.sigmoid(up) * gate"),
     "wrong last ragged element": (H, f"{H} + {OFF}"),
     "wrong last ragged gradient": ("d_gate = dh", f"d_gate = {OFF} + dh"),
@@ -29,6 +28,7 @@ MLP: Faults = {
         "store_block(h_ptr, activated * up", "store_block(h_ptr, activated",
     ),
 }  # fmt: skip
+PACKED: Faults = {"where up begins left out": ("up_row.to(tl.int64) * hidden", "0")}
 PAIR: Faults = {
     "gate's rows taken for up's": ("load_block(w_up, column", "load_block(w_gate, column")
 }
@@ -258,7 +258,7 @@ SPLIT_ROLES: Faults = {
 FAR_APART = "linear with terms far apart", "linear with rows far apart"
 FEW_TOKENS = "swiglu_mlp of few tokens", "swiglu_mlp of few tokens, a pair"
 INTERPRETED = (
-    (("swiglu_mlp",), "mlp/kernels.py", MLP),
+    (("swiglu_mlp",), "mlp/kernels.py", MLP | PACKED),
     (("swiglu_mlp of a pair",), "mlp/kernels.py", PAIR),
     (FEW_TOKENS, "mlp/few_tokens.py", FEW),
     (FEW_TOKENS, "blocks.py", OUTER),
