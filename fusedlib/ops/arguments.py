@@ -97,6 +97,7 @@ KERNEL_DTYPES = (*HALF_DTYPES, torch.float32)  # that the library's kernels take
 
 
 FEW_TOKENS = 64
+ALIGNMENT = 16  # sizes that are multiples of it are even, as kernels in half precision want them
 
 
 def contiguous_and_aligned(*operands: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -71,14 +71,13 @@ import triton.language as tl
 
 from fusedlib.launch import Config, Launch, architecture, cdiv
 from fusedlib.ops import blocks
-from fusedlib.ops.arguments import FEW_TOKENS
+from fusedlib.ops.arguments import ALIGNMENT, FEW_TOKENS
 from fusedlib.ops.blocks import (
     load_block,
     smallest_config,
     store_block,
     tile_position,
 )
-from fusedlib.ops.mlp.route import ALIGNMENT
 
 
 @triton.jit

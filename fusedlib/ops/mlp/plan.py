@@ -203,16 +203,19 @@ class Plan:
         return launch
 
     def _make_launch(self, kind: bool | Variant) -> Launch:
-        hopper, sizes, activation = route.hopper_kernels(), self.problem.sizes, self._activation
+        arguments = self._device, *self.problem.sizes
+        launch: Launch
         if isinstance(kind, Variant):
             if kind.product and self._backward == WARP_SPECIALIZED:
-                made: Launch = hopper.backward_launch(self._device, *sizes, kind.output, activation)
-                return made
-            return bwd_launch(self._device, *sizes, kind, activation)
-        roles = self._forward == WARP_SPECIALIZED
-        forward_launch = hopper.forward_launch if roles else fwd_launch
-        made = forward_launch(self._device, *sizes, self._up_row, kind, activation)
-        return made
+                backward_launch = route.hopper_kernels().backward_launch
+                launch = backward_launch(*arguments, kind.output, self._activation)
+            else:
+                launch = bwd_launch(*arguments, kind, self._activation)
+        else:
+            roles = self._forward == WARP_SPECIALIZED
+            forward_launch = route.hopper_kernels().forward_launch if roles else fwd_launch
+            launch = forward_launch(*arguments, self._up_row, kind, self._activation)
+        return launch
 
     def _fall_back_to_tiles(self, error: TritonError) -> None:
         """Use the kernels by tiles from now on: those with roles do not compile."""

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from fusedlib.compat import is_transformed
 from fusedlib.launch import INTERPRETED, architecture, has_kernels
-from fusedlib.ops.arguments import FEW_TOKENS, HALF_DTYPES, KERNEL_DTYPES
+from fusedlib.ops.arguments import ALIGNMENT, FEW_TOKENS, HALF_DTYPES, KERNEL_DTYPES
 from fusedlib.ops.matmul import function as matmul
 from fusedlib.ops.matmul.function import fp32_precision
 
@@ -116,7 +116,6 @@ def problem_of(
 # --- which route ---------------------------------------------------------------------------------
 
 PLAIN_PYTORCH = "plain PyTorch"
-ALIGNMENT = 16  # hidden and inner sizes that are multiples of it are even
 # Tiles of the fused kernels on Hopper.
 BLOCK_M, FORWARD_N, BACKWARD_N = 128, 128, 256
 

@@ -31,9 +31,9 @@ from fusedlib.op import (
     outside_autocast,
     save_operands,
 )
-from fusedlib.ops.arguments import autocast_enabled, contiguous_and_aligned
+from fusedlib.ops.arguments import ALIGNMENT, autocast_enabled, contiguous_and_aligned
 from fusedlib.ops.matmul import function as linear_function
-from fusedlib.ops.mlp.route import ALIGNMENT, FUSED_KERNEL_DTYPES
+from fusedlib.ops.mlp.route import FUSED_KERNEL_DTYPES
 from fusedlib.ops.recomputed import recompute_in_backward
 
 # Elements of all three weights, up to which backward joins them, as it joins the gradients. One
