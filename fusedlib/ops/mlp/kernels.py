@@ -229,7 +229,7 @@ FORWARD = {
     80: Config(128, 64, 32, 8, 4),
     89: Config(128, 64, 32, 8, 4),
     90: Config(128, 64, 64, 8, 4),
-    100: Config(128, 128, 64, 8, 3),
+    100: Config(128, 64, 64, 8, 4),
 }
 
 # One accumulator, and an epilogue that reads two tiles and writes three.
