@@ -165,7 +165,7 @@ def of_module(module: nn.Module, state: dict[str, str], inputs: str) -> Callable
 # --- gated MLPs ----------------------------------------------------------------------------------
 
 MLP_SIZES = {"sizes": {"t": 37, "h": 41, "i": 35}, "gpu_sizes": {"t": 517, "h": 384, "i": 1072}}
-# Few and many tokens, aligned and not, one wave of tiles and several.
+# Few and many tokens, aligned and not, apart, by roles and by tiles.
 MLP_BORDERS = tuple(
     {"t": t, "h": h, "i": i} for t, h, i in (
         (1, 256, 512), (1, 1, 1), (64, 512, 1056), (65, 512, 1056), (128, 512, 1056),
