@@ -136,9 +136,9 @@ def share(
     """
     largest = 0.0
     for name in required:
-        found = rival_errors.get(name, Errors(math.inf, math.inf))
+        of_rival = rival_errors.get(name, Errors(math.inf, math.inf))
         for measure in ("norm", "worst"):
-            value = getattr(found, measure)
+            value = getattr(of_rival, measure)
             most = times * allowed(getattr(baseline[name], measure), dtype)
             own = value / most if most else math.inf if value else 0.0
             largest = max(largest, math.inf if math.isnan(own) else own)

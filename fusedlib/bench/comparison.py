@@ -145,21 +145,23 @@ def compare(
     shared: Figures = {"direction": DIRECTIONS[backward], "device": str(device), "launch": launch,
               "repetitions": rounds}  # fmt: skip
     forget_compiled()
-    made = Attempt.at(
+    problem = Attempt.at(
         _Problem, reference, functions, operands, partial(_as_given, given), seeded,
         bool(backward), deterministic,
     )  # fmt: skip
-    tried = {name: _checked(made, name) for name in functions}
+    tried = {name: _checked(problem, name) for name in functions}
     rows = [
         _row(shared, name, one) for name, one in tried.items() if one.value is None
     ]  # fmt: skip
     ready = {name: one.value for name, one in tried.items() if one.value is not None}
-    if made.value is not None and ready:
+    if problem.value is not None and ready:
         if moved_bytes is None:
-            moved_bytes = made.value.compulsory_bytes(shared["direction"])
+            moved_bytes = problem.value.compulsory_bytes(shared["direction"])
         work = {"flops": flops, "compulsory_bytes": moved_bytes}
         rows += _timed(ready, shared, work, seconds)
-    lesser, largest = (made.value.less_accurate, made.value.largest) if made.value else ({}, {})
+    lesser, largest = (
+        (problem.value.less_accurate, problem.value.largest) if problem.value else ({}, {})
+    )
     for row in rows:
         name = row["provider"]
         row["error_of_allowed"] = largest.get(name)
@@ -171,11 +173,11 @@ def compare(
     return Comparison(tuple(functions), tuple(rows), shared)
 
 
-def _checked(made: "Attempt[_Problem]", name: str) -> Attempt[Checked]:
+def _checked(problem: "Attempt[_Problem]", name: str) -> Attempt[Checked]:
     """A function after it was held against the truth of a problem, where there is one."""
-    if made.value is None:
-        return Attempt(made.status, f"the check: {made.reason}")
-    return Attempt.at(made.value.check, name)
+    if problem.value is None:
+        return Attempt(problem.status, f"the check: {problem.reason}")
+    return Attempt.at(problem.value.check, name)
 
 
 def _timed(

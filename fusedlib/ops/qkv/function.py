@@ -214,8 +214,8 @@ def _may_have_kernels(x: Tensor) -> bool:
 
 def _prepared(name: str, x: Tensor, weights: Sequence[Tensor], *options: bool) -> Prepared:
     key = name, x.shape, *[w.shape for w in weights], x.dtype, x.device, options
-    found: Prepared = prepared(key, _prepare, name, x, weights, *options)
-    return found
+    launch_and_layouts: Prepared = prepared(key, _prepare, name, x, weights, *options)
+    return launch_and_layouts
 
 
 def _prepare(name: str, x: Tensor, weights: Sequence[Tensor], *options: bool) -> Prepared:
