@@ -99,7 +99,8 @@ def slope(gate, activated, s, ACTIVATION: tl.constexpr):  # type: ignore[no-unty
     if ACTIVATION == "gelu":
         result = s + gate * (0.3989422804014327 * tl.exp(-0.5 * gate * gate))
     elif ACTIVATION == "gelu_tanh":
-        inner = 1.5957691216057308 + 0.21406444881780074 * (gate * gate)
+        # From |gate| = 16 on s is 0 or 1, whatever z' is, which must not overflow.
+        inner = 1.5957691216057308 + 0.21406444881780074 * tl.minimum(gate * gate, 256.0)
         result = s + activated * (1 - s) * inner
     else:
         tl.static_assert(ACTIVATION == "silu", "an activation that the kernels do not know")
