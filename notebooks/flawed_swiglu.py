@@ -26,8 +26,8 @@ from torch.nn.functional import linear, silu
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.launch import INTERPRETED
 from measure.anatomy import BLOCK, TASK, block_of
-from measure.mlp_problem import Inputs
 from measure.racing.rivals import Workload, rival
+from study.mlp import Inputs
 
 kernels: Any = importlib.import_module("flawed_kernels") if find_spec("triton") else None
 

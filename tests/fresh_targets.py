@@ -67,8 +67,8 @@ def wait_for_others(path, at, of, start):
 def lengths_of_a_wrong_rival(**arguments):
     from dataclasses import replace
 
-    from measure import lengths
     from measure.racing import rivals
+    from study import lengths
 
     @rivals.rival("swiglu", "deaf")
     def deaf(inputs):

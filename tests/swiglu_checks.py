@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fusedlib import swiglu_mlp
-from measure.mlp_problem import SwiGLUProblem, draw
+from study.mlp import SwiGLUProblem, draw
 
 Leaves = tuple[Tensor, ...]  # x, w_gate_up, w_down; of a pair x, w_gate, w_up, w_down
 PAIRS = (False, True)  # a packed weight; w_gate and w_up

@@ -4,6 +4,7 @@ from contextlib import nullcontext
 from itertools import product
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -13,11 +14,11 @@ from fusedlib.bench.attempt import Wrong
 from fusedlib.bench.problem import Operands, Problem
 from fusedlib.bench.turns import Checked
 from fusedlib.reference import swiglu_mlp
-from measure import swiglu
 from measure.racing import rivals
 from measure.racing.rivals import Workload
-from measure.recording.results import Recorder
 from played_clock import PlayedClock
+from study import kernels
+from study.race import free
 
 H100 = 4096 * 132 * 1980e6  # FLOP/s of its tensor cores at its highest clock
 
@@ -28,12 +29,12 @@ def registry(monkeypatch):
     monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
 
 
-def raced(tmp_path, provider: str):
-    recorder = Recorder("03_x", profile="quick", directory=tmp_path)
-    options = {"dtype": "float32", "device": "cpu", "repetitions": 3}
-    cases = swiglu.cases([(37, 45, 83)], ["eager", provider], directions=["forward"], **options)
-    recorder.race(swiglu.RACE, cases)
-    return recorder.rows().set_index("provider")
+def raced(provider: str):
+    options = {"dtype": "float32", "device": "cpu", "repetitions": 3, "group": ""}
+    cases = kernels.races([(37, 45, 83)], ["eager", provider], directions=["forward"], **options)
+    rows = pd.DataFrame([row.as_dict() for row in kernels.measure(cases)])
+    free()
+    return rows.set_index("provider")
 
 
 def operation(x: Tensor, reference) -> Problem:
@@ -145,7 +146,7 @@ def test_an_unknown_card_refuses_no_time(on_h100, monkeypatch):
     alarms.require_possible_time(1e-9, 1e15, "cuda")
 
 
-def test_an_impossible_time_is_a_row_without_a_time_and_the_others_are_timed(tmp_path, monkeypatch):
+def test_an_impossible_time_is_a_row_without_a_time_and_the_others_are_timed(monkeypatch):
     in_turns = timing.in_turns
 
     def with_one_impossible(work, **options):
@@ -162,7 +163,7 @@ def test_an_impossible_time_is_a_row_without_a_time_and_the_others_are_timed(tmp
         leaves = inputs.leaves()
         return Workload(lambda: swiglu_mlp(**leaves), leaves)
 
-    rows = raced(tmp_path, "mine")
+    rows = raced("mine")
     assert rows["status"].to_dict() == {"eager": "wrong", "mine": "ok"}
     assert "the clock did not see all" in rows.loc["eager", "reason"]
 

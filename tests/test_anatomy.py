@@ -8,10 +8,11 @@ import sys
 import pytest
 
 from interpreter import passed_in_the_interpreter
-from measure import anatomy, study, swiglu
+from measure import anatomy, study
 from measure.racing import rivals
 from measure.recording import paths, results
 from press.published import as_rows
+from study import mlp
 
 HELPERS = ("flawed_swiglu", "flawed_kernels", "flawed_layer")
 
@@ -101,7 +102,7 @@ def test_errors_are_none_in_one_block_and_everything_beyond(flawed, tmp_path):
 def test_a_rival_that_should_be_right_and_is_not_gets_no_time_at_all(flawed, monkeypatch, tmp_path):
     monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
 
-    @rivals.rival(swiglu.TASK, "broken")
+    @rivals.rival(mlp.TASK, "broken")
     def broken(inputs):
         """Leaves a block of K out."""
         return flawed.emulated(inputs)

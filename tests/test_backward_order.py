@@ -16,7 +16,7 @@ from fusedlib.ops.mlp.products import is_d_w_down_last
 from interpreter import passed_in_the_interpreter
 from measure import mlp_ledger, pass_memory
 from measure.mlp_ledger import FUSED, FUSED_INPUT, SPLIT, SPLIT_INPUT, total
-from measure.mlp_problem import SwiGLUProblem
+from study.mlp import SwiGLUProblem
 
 ALL = True, True, False, True  # of a packed weight
 SIZES = (64, 256, 1024, 4096, 28672)

@@ -7,12 +7,12 @@ from torch import nn
 
 from fusedlib.ops.matmul import function as projection
 from fusedlib.patch import apply
-from measure import mlp_rivals
 from measure.end_to_end import cases, measure, races, study
 from measure.racing import rivals
 from measure.recording import results
 from models import flops, transformer
 from models.transformer import SwiGLU, Transformer
+from study import mlp
 
 TINY = cases.setting("cpu", batch_size=2, seconds=0.0, repetitions=3)
 
@@ -78,7 +78,7 @@ def test_the_optimizer_alone_and_the_profile():
 
 
 def test_rivals_share_weights_take_turns_and_say_which_code_ran(tmp_path, entrants):
-    entrants("mlp", fused=mlp_rivals.FusedMLP)
+    entrants("mlp", fused=mlp.FusedMLP)
     rows = raced(tmp_path, "mlp")
     assert set(rows) == {"eager", "fused"}
     assert rows["eager"]["session"] == rows["fused"]["session"]
@@ -89,7 +89,7 @@ def test_rivals_share_weights_take_turns_and_say_which_code_ran(tmp_path, entran
 
 
 def test_what_one_rival_trains_all_have(entrants):
-    entrants("mlp", fused=mlp_rivals.FusedMLP)
+    entrants("mlp", fused=mlp.FusedMLP)
     eager, packed = cases.races(TINY, "mlp", ["nano"], [8], ["fp32"])
     shared = races.Setup(eager)
     turns = [shared.check(case).turn(case) for case in (eager, packed)]

@@ -19,7 +19,7 @@ from press.running import config, parameters
 from report_sample import outputs_of
 
 LOADED = config.load()
-STUDIES = {study.name: study for study in LOADED.studies}
+STUDIES = {study.name: study for study in LOADED.studies if study.measure}
 MOST = 8  # of the combinations that a cell may explore
 MACHINES = "nvidia-h200", "nvidia-h100"
 

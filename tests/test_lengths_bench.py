@@ -1,4 +1,4 @@
-"""Study 03's clock for lengths that change."""
+"""The clock for lengths that change."""
 
 from pathlib import Path
 
@@ -6,26 +6,26 @@ import pytest
 
 import limits
 from fusedlib.bench.attempt import Unavailable, Wrong
-from measure import lengths
 from measure.racing import fresh
+from study import lengths
 
 SMALL = {"lengths": 4, "most": 40, "hidden_size": 16, "intermediate_size": 32,
          "dtype": "float32", "device": "cpu"}  # fmt: skip
 
 
 def test_a_rival_is_timed_at_every_length_in_a_process_of_its_own():
-    eager, ours, warmed = lengths.cases(["eager", "fused"], warmed=["fused"], **SMALL)
-    figures = lengths.measure(eager)
-    assert figures["tokens"] == lengths.drawn(4, 40)
+    eager, ours, warmed = lengths.listed(["eager", "fused"], warmed=["fused"], **SMALL)
+    figures = lengths.calls(eager)
+    assert figures["lengths_tokens"] == lengths.drawn(4, 40)
     for name in ("first_ms", "second_ms"):
         assert len(figures[name]) == 4 and min(figures[name]) > 0
     assert figures["first_use_ms"] == figures["first_ms"][0]
     assert (figures["made"], figures["binaries"], figures["compile_s"]) == ([0] * 4, 0, 0)
     assert figures["warm_s"] is None
     assert not ours["warmed"] and warmed == {**ours, "warmed": True}
-    assert lengths.cases([], warmed=["fused"], **SMALL) == []
+    assert lengths.listed([], warmed=["fused"], **SMALL) == []
     with pytest.raises(Unavailable, match="CUDA"):
-        lengths.measure(ours)
+        lengths.calls(ours)
 
 
 def test_a_rival_that_is_wrong_at_a_length_has_no_time(monkeypatch):
@@ -43,7 +43,7 @@ def test_a_rival_that_is_wrong_at_a_length_has_no_time(monkeypatch):
 def test_ours_compiles_a_few_kernels_for_all_lengths(warmed):
     case = {**SMALL, "dtype": "bfloat16", "device": "cuda", "hidden_size": 512, "lengths": 12,
             "intermediate_size": 1024, "most": 2000}  # fmt: skip
-    figures = lengths.measure(lengths.cases(["fused"], warmed=["fused"], **case)[warmed])
+    figures = lengths.calls(lengths.listed(["fused"], warmed=["fused"], **case)[warmed])
     assert 0 < figures["binaries"] <= 23
     assert (sum(figures["made"]) == 0) == warmed
     assert (figures["warm_binaries"] == figures["binaries"]) == warmed

@@ -149,8 +149,8 @@ def test_without_an_environment_missing_packages_are_listed_and_none_is_installe
         (["study", "PROFILE=full", "ONLY=it's $$(pwd)", "FRESH=1", "SET=steps=5 sizes=['a',\"b\"]"],
          "run --profile full --only it's $(pwd) --set steps=5 --set sizes=['a',\"b\"] --fresh"),
         (["report", "FRESH=0"], "report --profile auto"),
-        (["record", "MINUTES=7.5", "NAME=second day", "PACKED=my out", "ONLY=03_kernels", "DRY=1"],
-         "record --minutes 7.5 --only 03_kernels --name second day --packed my out --dry"),
+        (["record", "MINUTES=7.5", "NAME=second day", "PACKED=my out", "ONLY=kernels", "DRY=1"],
+         "record --minutes 7.5 --only kernels --name second day --packed my out --dry"),
         (["record"], "record --minutes 25"),
     ],
 )  # fmt: skip

@@ -4,7 +4,7 @@ import pytest
 
 from fusedlib.bench.attempt import Attempt
 from measure import mlp_ledger, mlp_memory
-from measure.mlp_problem import SwiGLUProblem
+from study.mlp import SwiGLUProblem
 
 pytestmark = pytest.mark.gpu
 # Every tensor a multiple of 2 MiB: other sizes CUDA's allocator rounds up to whole blocks.

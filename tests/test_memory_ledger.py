@@ -8,14 +8,13 @@ import torch
 from fusedlib import reference
 from fusedlib.bench.attempt import Attempt
 from fusedlib.ops.mlp import function as functional
-from measure import mlp_ledger, mlp_memory, mlp_rivals, pass_memory
+from measure import mlp_ledger, mlp_memory, pass_memory
 from measure.mlp_ledger import LEDGERS, D, W
-from measure.mlp_problem import PLAIN_PATH, SwiGLUProblem, draw
-from measure.mlp_rivals import MODULE
 from measure.pass_memory import CATEGORIES
 from measure.racing import rivals
 from measure.racing.rivals import Workload
-from measure.swiglu import TASK
+from study import mlp
+from study.mlp import MODULE, PLAIN_PATH, TASK, SwiGLUProblem, draw
 
 LLM = SwiGLUProblem(8192, 4096, 14336)
 # MiB at 8192·4096·14336 in bf16: F is 224, D is 64, W is 112; sums worked by hand.
@@ -107,9 +106,7 @@ def test_a_rival_without_a_gradient_is_wrong_and_has_no_figures(monkeypatch):
 
 def test_a_stack_of_layers_that_compute_something_else_is_wrong(monkeypatch):
     def build(own):
-        return mlp_rivals.FunctionMLP(
-            own, lambda x, *weights: reference.swiglu_mlp(x, *weights) + x
-        )
+        return mlp.FunctionMLP(own, lambda x, *weights: reference.swiglu_mlp(x, *weights) + x)
 
     forged = replace(rivals.get(MODULE, "eager"), build=build)
     monkeypatch.setitem(rivals.RIVALS, (MODULE, "eager"), forged)

@@ -14,8 +14,8 @@ from measure.recording import paths, results
 from press.running import config, runner
 
 LOADED = config.load(paths.NOTEBOOKS / "study.toml")
+MEASURING = [part for part in LOADED.studies if part.measure]
 SMALLER = {
-    "03_kernels": ("sweep_widths=64", "grid_tokens=16", "repetitions=2"),
     "04_memory": ("tokens=8,32", "layers=1,4"),
     "05_warmup": ("warmups=0,2",),
     "06_end_to_end": ("models=nano", "seconds=0"),
@@ -49,7 +49,7 @@ def outputs_of(part, tmp_path, settings=()):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", LOADED.studies, ids=lambda part: part.name)
+@pytest.mark.parametrize("part", MEASURING, ids=lambda part: part.name)
 def test_a_notebook_runs_and_no_case_fails(part, tmp_path):
     settings = SMALLER.get(part.name, ())
     outputs = outputs_of(part, tmp_path, settings)
@@ -72,8 +72,8 @@ def test_a_notebook_runs_and_no_case_fails(part, tmp_path):
 @pytest.mark.parametrize("guide", LOADED.guides, ids=lambda guide: guide.name)
 def test_a_guide_runs_and_shows_pictures(guide, tmp_path):
     outputs = outputs_of(guide, tmp_path)
-    assert sum("image/svg+xml" in o.get("data", {}) for o in outputs) > 2
+    assert sum("image/svg+xml" in o.get("data", {}) for o in outputs) >= 2
     printed = "".join(o.get("text", "") for o in outputs) + str([o.get("data") for o in outputs])
-    assert guide.name != "14_your_kernel" or printed.count("wrong") >= 2, "a cheat was timed"
+    assert guide.name != "01_kernel" or printed.count("wrong") >= 1, "a wrong mask was accepted"
     passing = printed.count("not refused")
     assert guide.name != "01_fooled" or passing == 3, "others than those that pass"

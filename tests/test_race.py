@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,13 +11,13 @@ from fusedlib import reference
 from fusedlib.bench import check, cuda_graphs, turns
 from fusedlib.bench.problem import Operands, exact_results
 from fusedlib.bench.turns import Checked, Turn
-from measure import swiglu
-from measure.mlp_problem import Inputs, SwiGLUProblem, draw
 from measure.racing import rivals
 from measure.racing.operation import Operation
-from measure.racing.race import Race, race
 from measure.racing.rivals import Workload
-from measure.recording.results import Recorder
+from study import kernels, mlp
+from study.mlp import Inputs, SwiGLUProblem, draw
+from study.race import free, timed
+from study.run import grouped
 
 RAGGED = SwiGLUProblem(37, 45, 83, "float32")
 
@@ -74,90 +75,38 @@ def right(x, w_gate, w_up, w_down) -> Tensor:
 WRONG = [dropped_k_tile, swapped, no_weight_gradient, one_wrong_element, not_a_number]
 
 
-def recorder_at(tmp_path):
-    return Recorder("03_x", profile="quick", directory=tmp_path)
+def run(names, shape=(37, 45, 83), directions=("forward+backward",), **options) -> pd.DataFrame:
+    """Rows of the races of a shape."""
+    options = {"dtype": "float32", "device": "cpu", "repetitions": 5, "group": ""} | options
+    cases = kernels.races([shape], names, directions=directions, **options)
+    races = grouped("kernels", cases).values()
+    rows = [row.as_dict() for race in races for row in kernels.measure(race)]
+    free()
+    return pd.DataFrame(rows)
 
 
-def listed(names, directions=("forward",)):
-    options = {"dtype": "float32", "device": "cpu", "repetitions": 2}
-    return swiglu.cases([(37, 45, 83)], names, directions=directions, **options)
+def test_torch_s_settings_are_the_case_s_while_it_is_measured():
+    before, seen = torch.get_float32_matmul_precision(), []
 
+    def seeing(x, w_gate, w_up, w_down):
+        seen.append(torch.get_float32_matmul_precision())
+        return reference.swiglu_mlp(x, w_gate, w_up, w_down)
 
-def run(tmp_path, names, shape=(37, 45, 83), directions=("forward+backward",), **options):
-    recorder = recorder_at(tmp_path)
-    options = {"dtype": "float32", "device": "cpu", "repetitions": 5} | options
-    recorder.race(swiglu.RACE, swiglu.cases([shape], names, directions=directions, **options))
-    return recorder.rows(), recorder
-
-
-@pytest.fixture
-def kernel():
-    """A kernel that is being edited: `kernel["is"]` is what it computes today."""
-    today = {"is": right}
-    rival(lambda **operands: today["is"](**operands))
-    return today
-
-
-def test_a_kernel_that_was_edited_is_checked_and_timed_anew(kernel, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    first = {row.case["provider"]: row for row in race(swiglu.RACE, listed(["eager", "rival"]))}
-    assert {row.status for row in first.values()} == {"ok"}
-    kernel["is"] = swapped
-    second = {row.case["provider"]: row for row in race(swiglu.RACE, listed(["eager", "rival"]))}
-    assert second["rival"].status == "wrong" and "error" in second["rival"].reason
-    assert "median_ms" not in second["rival"].figures
-    assert second["eager"].figures["session"] != first["eager"].figures["session"], "timed anew"
-    assert not list(tmp_path.iterdir()), "nothing is written"
-
-
-def test_the_study_keeps_a_row_of_other_code_until_it_is_to_be_fresh(kernel, tmp_path, monkeypatch):
-    names = ["eager", "rival"]
-    before, _ = run(tmp_path, names)
-    kernel["is"] = swapped
-    kept, recorder = run(tmp_path, names)
-    assert (recorder.measured, recorder.skipped) == (0, 2)
-    assert kept["session"].tolist() == before["session"].tolist()
-    monkeypatch.setenv("FRESH", "1")
-    rows, recorder = run(tmp_path, names)
-    fresh = rows[rows["recording"] == recorder.recording].set_index("provider")
-    assert fresh["status"].to_dict() == {"eager": "ok", "rival": "wrong"}
-
-
-def test_all_are_timed_again_beside_one_that_is_new_and_none_is_called_kept(kernel, tmp_path):
-    before, _ = run(tmp_path, ["eager"], directions=("forward", "backward"))
-    both, recorder = run(tmp_path, ["eager", "rival"], directions=("forward",))
-    assert (recorder.measured, recorder.skipped) == (2, 0)
-    forward = both[both["direction"] == "forward"]
-    assert forward["session"].nunique() == 1
-    assert not {*forward["session"]} & {*before["session"]}
-    backward = both[both["direction"] == "backward"]["session"].tolist()
-    assert backward == before[before["direction"] == "backward"]["session"].tolist()
-
-
-def test_when_time_is_over_what_was_timed_together_is_recorded_and_nothing_else_begins(
-    kernel, tmp_path, monkeypatch
-):
-    ends = iter([False])
-    monkeypatch.setattr(Recorder, "is_over", lambda self: next(ends, True))
-    rows, _ = run(tmp_path, ["eager", "rival"], directions=("forward", "backward"))
-    assert rows[["provider", "direction"]].values.tolist() == [
-        ["eager", "forward"], ["rival", "forward"]
-    ]  # fmt: skip
-
-
-def test_torch_s_settings_are_the_case_s_until_the_rows_end():
-    before = torch.get_float32_matmul_precision()
     other = "high" if before == "highest" else "highest"
-    options = {"dtype": "float32", "device": "cpu", "repetitions": 1, "precision": other}
-    rows = race(swiglu.RACE, swiglu.cases([(5, 6, 7)], ["eager", "products"], **options))
-    assert next(rows).status == "ok" and torch.get_float32_matmul_precision() == other
-    rows.close()
-    assert torch.get_float32_matmul_precision() == before
+    assert {*run([rival(seeing)], shape=(5, 6, 7), precision=other)["status"]} == {"ok"}
+    assert {*seen} == {other} and torch.get_float32_matmul_precision() == before
+
+
+def test_a_setup_is_made_once_for_all_races_that_differ_in_nothing_of_it(monkeypatch):
+    made = []
+    monkeypatch.setattr(mlp, "draw", lambda *args: made.append(args) or draw(*args))
+    rows = run(["eager"], directions=("forward", "forward+backward"), repetitions=2)
+    assert rows["session"].nunique() == 2 and len(made) == 1
 
 
 @pytest.mark.parametrize("compute", WRONG, ids=lambda f: f.__name__)
-def test_a_wrong_rival_gets_its_errors_and_no_time(tmp_path, compute):
-    frame, _ = run(tmp_path, ["eager", rival(compute)])
+def test_a_wrong_rival_gets_its_errors_and_no_time(compute):
+    frame = run(["eager", rival(compute)])
     row = frame.set_index("provider").loc["rival"]
     assert row["status"] == "wrong"
     assert "error" in row["reason"]
@@ -165,8 +114,8 @@ def test_a_wrong_rival_gets_its_errors_and_no_time(tmp_path, compute):
     assert frame.set_index("provider").loc["eager", "status"] == "ok"
 
 
-def test_a_right_rival_is_timed_in_turns_beside_the_baseline(tmp_path):
-    frame, _ = run(tmp_path, ["eager", rival(right)])
+def test_a_right_rival_is_timed_in_turns_beside_the_baseline():
+    frame = run(["eager", rival(right)])
     row = frame.set_index("provider").loc["rival"]
     assert row["status"] == "ok"
     assert row["n"] == 5
@@ -175,14 +124,14 @@ def test_a_right_rival_is_timed_in_turns_beside_the_baseline(tmp_path):
         assert 0 < row[f"{name}_error"] < 1e-5
 
 
-def test_a_gradient_that_never_arrives_is_wrong_by_name(tmp_path):
-    frame, _ = run(tmp_path, ["eager", rival(missing_gradient)])
+def test_a_gradient_that_never_arrives_is_wrong_by_name():
+    frame = run(["eager", rival(missing_gradient)])
     row = frame.set_index("provider").loc["rival"]
     assert row["status"] == "wrong"
     assert row["reason"] == "no gradient arrived at w_gate"
 
 
-def test_a_rival_whose_packed_weights_want_no_gradient_is_wrong(tmp_path):
+def test_a_rival_whose_packed_weights_want_no_gradient_is_wrong():
     """Issue 18: it forgot `requires_grad_()`, got `ok`, and a speed-up of 1.29."""
 
     @rivals.rival("swiglu", "forgetful")
@@ -198,46 +147,43 @@ def test_a_rival_whose_packed_weights_want_no_gradient_is_wrong(tmp_path):
             forward, {"x": inputs.x, "w_gate_up": packed, "w_down": inputs.w_down}
         )  # fmt: skip
 
-    frame, _ = run(tmp_path, ["eager", "forgetful"], directions=("forward", "forward+backward"))
+    frame = run(["eager", "forgetful"], directions=("forward", "forward+backward"))
     rows = frame[frame["provider"] == "forgetful"]
     assert rows["status"].tolist() == ["wrong"] * 2, "also where only the forward is timed"
     assert set(rows["reason"]) == {"no gradient arrived at w_gate; no gradient arrived at w_up"}
     assert "median_ms" not in rows or rows["median_ms"].isna().all()
 
 
-def test_frozen_weights_are_not_asked_for(tmp_path):
-    frame, _ = run(tmp_path, ["eager"], directions=("backward",), frozen=True, repetitions=2)
+def test_frozen_weights_are_not_asked_for():
+    frame = run(["eager"], directions=("backward",), frozen=True, repetitions=2)
     assert frame["status"].tolist() == ["ok"] * 2
     frozen = frame[~frame["weight_gradients"].astype(bool)]
     assert frozen["d_x_error"].notna().all()
     assert frozen["d_w_gate_error"].isna().all()
 
 
-def test_a_rival_that_is_not_installed_says_so(tmp_path):
+def test_a_rival_that_is_not_installed_says_so():
     @rivals.rival("swiglu", "absent", requires=("no_such_package",))
     def build(inputs):
         raise AssertionError
 
-    frame, first = run(tmp_path, ["eager", "absent"])
+    frame = run(["eager", "absent"])
     row = frame.set_index("provider").loc["absent"]
     assert (row["status"], row["reason"]) == (
         "unavailable", "the package no_such_package is not installed",
     )  # fmt: skip
-    assert first.measured == 2
-    _, second = run(tmp_path, ["eager", "absent"])
-    assert second.measured == 0
 
 
-def test_a_problem_too_large_gives_all_its_rivals_that_row(tmp_path, monkeypatch):
+def test_a_problem_too_large_gives_all_its_rivals_that_row(monkeypatch):
     def too_large(problem, device):
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(swiglu, "draw", too_large)
-    frame, _ = run(tmp_path, ["eager", "inductor"])
+    monkeypatch.setattr(mlp, "draw", too_large)
+    frame = run(["eager", "inductor"])
     assert frame["status"].tolist() == ["oom", "oom"]
 
 
-def test_who_runs_out_of_memory_in_the_heat_goes_and_the_others_are_timed(tmp_path):
+def test_who_runs_out_of_memory_in_the_heat_goes_and_the_others_are_timed():
     calls = []
 
     def hungry(x, w_gate, w_up, w_down):
@@ -246,11 +192,11 @@ def test_who_runs_out_of_memory_in_the_heat_goes_and_the_others_are_timed(tmp_pa
             raise torch.OutOfMemoryError("out of memory")
         return reference.swiglu_mlp(x, w_gate, w_up, w_down)
 
-    frame, _ = run(tmp_path, [rival(hungry), "eager"])
+    frame = run([rival(hungry), "eager"])
     assert frame.set_index("provider")["status"].to_dict() == {"rival": "oom", "eager": "ok"}
 
 
-def test_where_memory_runs_out_together_the_one_that_holds_most_goes(tmp_path):
+def test_where_memory_runs_out_together_the_one_that_holds_most_goes():
     held, calls = {"small": 10.0, "large": 1000.0}, []
 
     def call():
@@ -262,11 +208,10 @@ def test_where_memory_runs_out_together_the_one_that_holds_most_goes(tmp_path):
         def check(self, case):
             return Checked({"peak_mib": held[case["provider"]]}, lambda timed: Turn(call))
 
-    recorder = recorder_at(tmp_path)
-    cases = [{"provider": name, "device": "cpu", "repetitions": 2} for name in held]
-    recorder.race(Race(setup=lambda case: Setup(), fields=("device",)), cases)
-    statuses = recorder.rows().set_index("provider")["status"].to_dict()
-    assert statuses == {"small": "ok", "large": "oom"}
+    cases = [{"provider": name, "device": "cpu"} for name in held]
+    rows = timed(cases, lambda case: Setup(), same=("device",), rounds=2)
+    free()
+    assert {r.case["provider"]: r.status for r in rows} == {"small": "ok", "large": "oom"}
 
 
 def test_a_sample_begins_on_an_idle_device(monkeypatch):
@@ -279,21 +224,19 @@ def test_a_sample_begins_on_an_idle_device(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_every_direction_and_dtype_is_measured_on_ragged_shapes(tmp_path, dtype):
+def test_every_direction_and_dtype_is_measured_on_ragged_shapes(dtype):
     options = {"shape": (19, 24, 40), "dtype": dtype, "repetitions": 2}
-    options["directions"] = swiglu.DIRECTIONS
-    frame, _ = run(tmp_path, ["eager", "products"], **options)
+    options["directions"] = kernels.DIRECTIONS
+    frame = run(["eager", "products"], **options)
     assert frame["status"].tolist() == ["ok"] * 6
     assert frame["session"].nunique() == 3
     whole = frame.set_index("direction")["flops"]
     assert whole["backward"].tolist() == [6 * 2 * 19 * 24 * 40] * 2
-    _, second = run(tmp_path, ["eager"], **options)
-    assert (second.measured, second.skipped) == (0, 3)
 
 
-def test_a_graph_without_a_gpu_is_unavailable_and_a_backward_has_none(tmp_path):
+def test_a_graph_without_a_gpu_is_unavailable_and_a_backward_has_none():
     both = ("forward", "backward")
-    frame, _ = run(tmp_path, ["eager"], directions=both, launches=("graph",))
+    frame = run(["eager"], directions=both, launches=("graph",))
     assert frame[["status", "direction"]].values.tolist() == [["unavailable", "forward"]]
 
 
@@ -309,10 +252,10 @@ def by_turns(inputs: Inputs, is_labelled: bool = True) -> Workload:
     return Workload(forward, leaves, alternating=is_labelled)
 
 
-def test_alternating_rows_are_checked_in_their_order(tmp_path):
+def test_alternating_rows_are_checked_in_their_order():
     rivals.rival("swiglu", "turns")(by_turns)
     rivals.rival("swiglu", "mislabelled")(lambda inputs: by_turns(inputs, is_labelled=False))
-    frame, _ = run(tmp_path, ["eager", "turns", "mislabelled"])
+    frame = run(["eager", "turns", "mislabelled"])
     assert frame.set_index("provider")["status"].to_dict() == {
         "eager": "ok", "turns": "ok", "mislabelled": "wrong",
     }  # fmt: skip
@@ -320,7 +263,7 @@ def test_alternating_rows_are_checked_in_their_order(tmp_path):
 
 def test_plain_products_are_those_of_the_reference():
     inputs = draw(RAGGED, "cpu")
-    bound = swiglu.products(inputs)
+    bound = mlp.products(inputs)
     bound.run("forward+backward")
     true = exact_results(inputs, reference.swiglu_mlp)
     true["d_w_gate_up"] = torch.cat([true["d_w_gate"], true["d_w_up"]])

@@ -37,6 +37,7 @@ def test_links_and_targets_of_a_document_exist(name):
 CLAIMS = [
     NotebookNode(
         study="one", title="One", sentence=r"It takes 3 ms, \1.", headline="Fast",
+        path="notebooks/one.ipynb",
         standings=[{"label": "H200", "own": False, "measured": 3, "parts": 0, "count": "3 of 3"}],
     )
 ]  # fmt: skip
@@ -45,13 +46,13 @@ CLAIMS = [
 def test_a_text_is_filled_with_claims_read_once_until_an_executed_copy_changes(
     tmp_path, monkeypatch
 ):
-    copy, read = tmp_path / "notebooks" / "03_kernels.ipynb", []
+    copy, read = tmp_path / "notebooks" / "kernels.ipynb", []
     copy.parent.mkdir()
     copy.write_text("one")
-    claim = NotebookNode(study="03_kernels", name="models", numbers={"liger": "1.03×"})
+    claim = NotebookNode(study="kernels", name="models", numbers={"liger": "1.03×"})
     monkeypatch.setenv("FUSEDLIB_BUILD", str(tmp_path))
     monkeypatch.setattr(headlines, "read_claims", lambda: read.append(1) or [claim])
-    text = "{03_kernels/models/liger} as fast, {03_kernels/models/quack} as QuACK"
+    text = "{kernels/models/liger} as fast, {kernels/models/quack} as QuACK"
     assert [headlines.filled(text) for _ in range(3)] == ["1.03× as fast, — as QuACK"] * 3
     assert len(read) == 1
     claim.numbers["liger"] = "1.07×"

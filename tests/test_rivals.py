@@ -6,19 +6,17 @@ import pytest
 
 from fusedlib import reference
 from fusedlib.bench.attempt import Unavailable
-from measure import mlp_memory, mlp_rivals, swiglu
+from measure import mlp_memory
 from measure.end_to_end import cases as end_to_end
 from measure.end_to_end import races as end_to_end_course
 from measure.racing import rivals
-from measure.recording.results import Recorder, read_rows
+from study import kernels, mlp
+from study.race import free
 
-STUDY = "03_kernels"
 MACHINE = "nvidia-h200"
 
 
-def test_a_rival_of_the_notebook_itself_is_registered_and_measured_again_when_it_was_edited(
-    monkeypatch, tmp_path
-):
+def test_a_rival_of_a_notebook_may_be_registered_again_when_it_was_edited(monkeypatch):
     monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
     factors = []
 
@@ -28,31 +26,31 @@ def test_a_rival_of_the_notebook_itself_is_registered_and_measured_again_when_it
             return factor * reference.swiglu_mlp(x, w_gate, w_up, w_down)
 
         mine.__module__ = module
-        mlp_rivals.swiglu_mlp("mine")(mine)
+        mlp.swiglu_mlp("mine")(mine)
 
     statuses = []
     for factor in (2.0, 1.0):
         define(factor)
-        own = Recorder(STUDY, profile="quick", directory=tmp_path)
-        cases = swiglu.cases(["4·16·16"], ["mine"], dtype="float32", device="cpu", repetitions=2)
-        own.race(swiglu.RACE, cases)
-        statuses.append({row["status"] for row in read_rows(own.path)[-len(cases) :]})
+        options = {"dtype": "float32", "device": "cpu", "repetitions": 2, "group": ""}
+        cases = kernels.races(["4·16·16"], ["mine"], directions=["forward"], **options)
+        statuses.append({row.status for row in kernels.measure(cases)})
+        free()
     assert statuses == [{"wrong"}, {"ok"}] and set(factors) == {2.0, 1.0}
     with pytest.raises(ValueError, match="'eager'"):
-        mlp_rivals.swiglu_mlp("eager")(reference.swiglu_mlp)
+        mlp.swiglu_mlp("eager")(reference.swiglu_mlp)
 
 
 def test_one_function_is_a_rival_in_every_study_that_races_its_operation(monkeypatch, one_thread):
     """Alone (03), its memory and deep stacks (04), and in a whole model (06): right in each."""
     monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
 
-    @mlp_rivals.swiglu_mlp("swift", label="Swift MLP")
+    @mlp.swiglu_mlp("swift", label="Swift MLP")
     def swift(x, w_gate, w_up, w_down):
         """Faster than light."""
         return reference.swiglu_mlp(x, w_gate, w_up, w_down)
 
     small = {"dtype": "float32", "device": "cpu"}
-    alone = swiglu.cases(["8·16·24"], ["all"], repetitions=1, **small)
+    alone = kernels.races(["8·16·24"], ["all"], repetitions=1, group="", **small)
     held = mlp_memory.cases(["8·16·24"], ["all"], **small)
     deep = mlp_memory.stack_cases("8·16·24", [2], ["all"], **small)
     shared = end_to_end.setting("cpu", batch_size=1, seconds=0.0, repetitions=1)
@@ -62,14 +60,14 @@ def test_one_function_is_a_rival_in_every_study_that_races_its_operation(monkeyp
     for case in [*held, *deep]:
         if case["provider"] == "swift":
             assert mlp_memory.measure(case)["y_error"] < 1e-6
-    for setup, cases in ((swiglu.Setup, alone), (end_to_end_course.Setup, whole)):
+    for setup, cases in ((mlp.Setup, alone), (end_to_end_course.Setup, whole)):
         case = next(case for case in cases if case["provider"] == "swift")
         assert setup(case).check(case).figures["settings"] == "Faster than light"
 
 
 @pytest.mark.parametrize("package", ["nowhere", "nowhere.inside", "fusedlib.nowhere"])
 def test_a_package_inside_one_that_is_not_there_is_not_there(package):
-    rivals_own = dataclasses.replace(rivals.get(swiglu.TASK, "eager"), requires=(package,))
+    rivals_own = dataclasses.replace(rivals.get(mlp.TASK, "eager"), requires=(package,))
     with pytest.raises(Unavailable, match=package):
         rivals_own.check_available("cpu", "float32")
     dataclasses.replace(rivals_own, requires=("fusedlib.bench",)).check_available("cpu", "float32")

@@ -15,7 +15,7 @@ from press.running import config, parameters, runner
 from press.running.config import ConfigError, Study
 
 NOTEBOOKS = tiny_study.folder()
-REAL = config.load().studies
+REAL = [part for part in config.load().studies if part.measure]
 
 
 def declaring(folder: Path, *lines: str, measure: str = "") -> Study:
@@ -43,16 +43,16 @@ def test_a_wrong_setting_is_refused_before_anything_runs(setting, message):
 
 
 def test_a_setting_reaches_every_size_and_every_knob():
-    [kernels] = config.load().select(["kernels"])
-    settings = ["repetitions=7", "sweep_widths=64", "03_kernels.load_seconds=2"]
-    [job] = runner.jobs([kernels], settings, "quick")
+    [compilers] = config.load().select(["compilers"])
+    settings = ["iterations=7", "parts=1,2", "11_compilers.limit_s=2"]
+    [job] = runner.jobs([compilers], settings, "quick")
     assert job.parameters == {
-        "repetitions": 7,
-        "sizes": {"profile": "quick", "repetitions": 7, "sweep_widths": [64], "load_seconds": 2.0},
+        "iterations": 7,
+        "sizes": {"profile": "quick", "iterations": 7, "parts": [1, 2], "limit_s": 2.0},
     }
-    [job] = runner.jobs([kernels], [], "full")
+    [job] = runner.jobs([compilers], [], "full")
     table = job.parameters["sizes"]
-    assert table["profile"] == "full" and table["tuned"] == kernels.profiles["full"]["tuned"]
+    assert table["profile"] == "full" and table["arms"] == compilers.profiles["full"]["arms"]
 
 
 DECLARED = """hidden: int = 512  # width of the layer [16..4096]
@@ -104,16 +104,16 @@ def test_a_notebook_refuses_a_knob_that_is_set_to_what_its_line_does_not_allow(
 def test_a_profile_has_its_sizes_but_those_that_are_turned(monkeypatch):
     measured = []
     monkeypatch.setattr(studies.Study, "measure", lambda *given: measured.append(given))
-    kernels = studies.load("03_kernels")
-    quick = {"models": kernels.sizes().models, "repetitions": kernels.sizes().repetitions}
+    one = studies.load("11_compilers")
+    quick = {"arms": one.sizes().arms, "iterations": one.sizes().iterations}
     table = {"profile": "full", "device": "cuda"}
-    studies.measure("03_kernels", table, **quick)
-    studies.measure("03_kernels", table, **quick | {"repetitions": 7})
+    studies.measure("11_compilers", table, **quick)
+    studies.measure("11_compilers", table, **quick | {"iterations": 7})
     [(_, sizes, recorder), (_, turned, _)] = measured
-    assert sizes == studies.full_sizes(kernels) and recorder.profile == "full"
-    assert (turned.repetitions, turned.models) == (7, sizes.models)
+    assert sizes == studies.full_sizes(one) and recorder.profile == "full"
+    assert (turned.iterations, turned.arms) == (7, sizes.arms)
     with pytest.raises(SizesError, match="profile must be quick or full, not 'ful'"):
-        studies.measure("03_kernels", {"profile": "ful"})
+        studies.measure("11_compilers", {"profile": "ful"})
 
 
 @pytest.mark.parametrize("part", REAL, ids=lambda part: part.name)

@@ -31,7 +31,7 @@ def test_a_notebook_that_was_run_and_saved_adds_nothing_to_a_diff(tmp_path):
         return done.stdout
 
     def saved(folder: Path, line: str = "") -> None:
-        path = folder / "notebooks" / "03_kernels.ipynb"
+        path = folder / "notebooks" / "01_kernel.ipynb"
         notebook = nbformat.read(path, as_version=4)
         notebook.metadata.kernelspec.display_name = "Python 3 (ipykernel)"
         notebook.metadata.language_info.version = "3.12.1"
@@ -52,4 +52,4 @@ def test_a_notebook_that_was_run_and_saved_adds_nothing_to_a_diff(tmp_path):
     said("git worktree add ../second")
     saved(tmp_path.parent / "second", "\nmore = 1")
     changed = said("git diff --numstat", tmp_path.parent / "second")
-    assert changed == "2\t1\tnotebooks/03_kernels.ipynb\n"
+    assert changed == "2\t1\tnotebooks/01_kernel.ipynb\n"

@@ -10,9 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fusedlib.bench.machine import label
 from measure.recording import results
 from press import replay
 from press.running import config
+from study import run
+from study.rows import load
 
 Rows = pd.DataFrame
 NOTEBOOKS = {part.name: part.notebook for part in config.load().parts}
@@ -24,9 +27,13 @@ NEWEST = "2026-11-28-c120bf3"  # of both GPUs, at the release's code
 
 @pytest.fixture(scope="module")
 def rows() -> Callable[[str, str], Rows]:
-    """Rows of a study that are ok, of one recorded machine."""
+    """Rows of a study or topic that are ok, of one recorded machine."""
 
     def of(study: str, machine: str) -> Rows:
+        if study in run.topics():
+            every = load(study, sessions=True)
+            every = every[(every["machine"] == label(machine)) & (every["status"] == "ok")]
+            return every.assign(recording=every["set"], case=every["old_id"])
         with replay.recorded_rows():
             every = results.Recorder(study, profile="full").rows()
         return every[(every["machine"] == machine) & (every["status"] == "ok")]
@@ -48,7 +55,7 @@ def steps_of(measured: Rows, group: str) -> Rows:
 
 def interleaved(measured: Rows) -> Rows:
     """The same at the shapes of models, started from Python and timed in turns."""
-    return of(steps_of(measured, "models"), launch="python", experiment="swiglu")
+    return of(steps_of(measured, "models"), launch="python", experiment="race")
 
 
 def peaks(measured: Rows, index: str) -> Rows:
@@ -127,7 +134,7 @@ def searched_quack_ahead_at_seven(measured: Rows) -> bool:
     session, at two of three by all rounds and at one between fusedlib's."""
     both = pd.concat([steps_of(measured, "models"), steps_of(measured, "tuned")])
     both = both[both["recording"] != NEWEST]  # another card, without the search
-    turns = of(both, launch="python", experiment="swiglu")
+    turns = of(both, launch="python", experiment="race")
     times = turns.pivot_table("median_ms", SHAPE, "provider", "median")
     times = times[times["quack-searched"].notna()]
     load = both[(both["experiment"] == "sustained") | (both["launch"] == "sustained")]
@@ -150,19 +157,6 @@ def five_races_at_the_power_limit(measured: Rows) -> bool:
     return (after >= 690).groupby("recording").sum().to_dict() == {
         NEWEST: 0, "assembled": 5
     }  # fmt: skip
-
-
-def quack_changes_sides_at_two(measured: Rows) -> bool:
-    """Beside fusedlib, interleaved and under load; Liger is behind in both everywhere."""
-    both = steps_of(measured, "models")
-    loaded = (both["experiment"] == "sustained") | (both["launch"] == "sustained")
-    sides = []
-    for rows in (both[~loaded & (both["launch"] == "python")], both[loaded]):
-        ms = rows.pivot_table("median_ms", [*SHAPE, "session"], "provider", "median")
-        sides.append(ms.div(ms["fused"], axis=0).groupby(SHAPE)[["liger", "quack"]].median() > 1)
-    turns, load = sides
-    behind = turns["liger"].all() and load["liger"].all()
-    return behind and len(load) == 8 and (turns["quack"] != load["quack"]).sum() == 2
 
 
 def widest_layer_gains_nothing(measured: Rows) -> bool:
@@ -290,34 +284,32 @@ SAID = [
      checkpoints),
     ("06_end_to_end" + config.DETAILS, "stay below its power limit, at the full clock",
      BOTH, below_the_power_limit),
-    ("03_kernels", "In bf16 the GPU then reaches its power limit and lowers its clock",
+    ("kernels", "In bf16 the GPU then reaches its power limit and lowers its clock",
      BOTH, at_the_power_limit),
-    ("03_kernels", "Plain PyTorch already spends most of its time in the products", BOTH,
+    ("kernels", "Plain PyTorch already spends most of its time in the products", BOTH,
      most_in_the_products),
-    ("03_kernels", "QuACK with this search was up to three per cent faster than fusedlib at seven "
+    ("kernels", "QuACK with this search was up to three per cent faster than fusedlib at seven "
      "of the eight shapes where it ran", ["nvidia-h200"], searched_quack_ahead_at_seven),
-    ("03_kernels", "QuACK with its search, in the older rows, is faster at two of the three "
+    ("kernels", "QuACK with its search, in the older rows, is faster at two of the three "
      "shapes that it ran there",
      ["nvidia-h200"], searched_quack_ahead_at_seven),
-    ("03_kernels", "Interleaved, QuACK takes a twelfth to a fifth more time than fusedlib at "
+    ("kernels", "Interleaved, QuACK takes a twelfth to a fifth more time than fusedlib at "
      "TinyLlama, by recording", BOTH, quack_slower_at_tinyllama),
-    ("03_kernels", "in one of two recordings of the H200, at five of the eight shapes",
+    ("kernels", "in one of two recordings of the H200, at five of the eight shapes",
      ["nvidia-h200"], five_races_at_the_power_limit),
-    ("03_kernels", "Beside Liger, yes, at all eight shapes. Beside QuACK, on the H200, the order "
-     "changes at two: Llama-3.2-3B and Qwen2.5-7B", ["nvidia-h200"], quack_changes_sides_at_two),
-    ("03_kernels", "At the widest layer, in bf16 forward and backward, all but QuACK are faster "
+    ("kernels", "At the widest layer, in bf16 forward and backward, all but QuACK are faster "
      "than fusedlib on the H200", ["nvidia-h200"], widest_layer_gains_nothing),
     ("report", "faster than fusedlib at seven of eight\n  shapes, never in one session with it",
      ["nvidia-h200"], searched_quack_ahead_at_seven),
-    ("03_kernels", "fusedlib there is ahead of these rows at four of four shapes",
+    ("kernels", "fusedlib there is ahead of these rows at four of four shapes",
      ["nvidia-h200"], behind_today_s_fusedlib_at_four),
     ("10_llama", "fusedlib is about a quarter faster than this one, and half faster than Liger",
      ["nvidia-h200"], liger_without_its_loss_is_the_faster_one),
     ("10_llama", "fusedlib's lead over torch.compile is least for Gemma 2, a tenth",
      ["nvidia-h200"], lead_over_compiled_gemma_a_tenth),
-    ("03_kernels", "Beside the other H200's fusedlib all three are within two per cent",
+    ("kernels", "Beside the other H200's fusedlib all three are within two per cent",
      ["nvidia-h200"], searched_within_two_per_cent_of_today_s),
-    ("03_kernels", "Fewer kernels pay at narrow layers; in a CUDA graph less, but over PyTorch at "
+    ("kernels", "Fewer kernels pay at narrow layers; in a CUDA graph less, but over PyTorch at "
      "the narrowest",
      BOTH, narrow_layers_gain_over_pytorch_in_a_graph),
     ("10_llama", "on the H200 half of the rounds go the other way", ["nvidia-h200"],
@@ -343,7 +335,7 @@ def test_a_comparison_in_words_is_what_the_rows_say(rows, study, words, machines
     text = " ".join("".join(one["source"]) for one in cells).replace('"', "")
     assert " ".join(words.split()) in " ".join(text.split()), "the sentence is another now"
     for machine in machines:
-        of = "03_kernels" if study == config.FRAME else study.removesuffix(config.DETAILS)
+        of = "kernels" if study == config.FRAME else study.removesuffix(config.DETAILS)
         measured = rows(of, machine)
         assert holds(measured), machine
         assert not holds(measured.assign(**worse(measured))), "the check cannot fail"

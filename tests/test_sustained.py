@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 
@@ -9,37 +10,42 @@ from fusedlib.bench import machine
 from fusedlib.bench import sustained as load
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.turns import Turn
-from measure import swiglu
 from measure.racing import rivals, sustained
-from measure.recording import results
 from played_clock import PlayedClock
-
-RACE = sustained.loaded_race(swiglu.RACE)
-
-
-def listed(**options):
-    given = {"device": "cpu", "group": "models", "dtype": "float32", "repetitions": 1}
-    given |= {"directions": ["forward", "forward+backward"], "rival_names": ["eager", "products"]}
-    return sustained.loaded_cases(swiglu.cases(["37·45·83"], **given | options), seconds=0.05)
+from study import kernels
+from study.race import free
+from study.run import grouped
 
 
-def test_every_second_round_goes_backwards():
-    order = [(c["direction"], c["round"], c["provider"]) for c in listed()]
-    assert [(n, p) for d, n, p in order if d == "forward"] == [
-        (1, "eager"), (1, "products"), (2, "products"), (2, "eager"),
-    ]  # fmt: skip
-    assert len(order) == 8 and {c["experiment"] for c in listed()} == {"sustained"}
+def run(device="cpu", shape="37·45·83", names=("eager", "products"), dtype="float32", seconds=0.05):
+    """Rows of the rounds under load of a shape."""
+    listed = kernels.cases(
+        device=device, models=[shape], under_load=list(names), load_seconds=seconds
+    )  # fmt: skip
+    loads = [case | {"dtype": dtype} for case in listed if case["experiment"] == "sustained"]
+    races = grouped("kernels", loads).values()
+    rows = [row.as_dict() for race in races for row in kernels.measure(race)]
+    free()
+    return pd.DataFrame(rows)
 
 
-def test_a_round_is_a_heat_of_rows_with_every_burst(tmp_path, monkeypatch):
+@pytest.fixture
+def on_host(monkeypatch):
+    """Under load on a host, for a moment."""
     monkeypatch.setattr(load, "HEAT_S", 0.02)
     monkeypatch.setattr(load, "BURST_MS", 1.0)
     used = machine.Energy(joules=35.0, seconds=0.05, sm_mhz=1400.0)
     monkeypatch.setattr(machine, "energy", lambda: _Given(used))
-    recorder = results.Recorder("03_kernels", "quick", directory=tmp_path)
-    recorder.race(replace(RACE, available=lambda case: None), listed())
-    rows = recorder.rows()
+    monkeypatch.setattr(kernels, "available", lambda case: None)
+
+
+def test_a_round_is_a_race_whose_order_turns_and_whose_rows_have_energy(on_host):
+    rows = run()
     assert rows["status"].tolist() == ["ok"] * 8
+    forward = rows[rows["direction"] == "forward"]
+    assert list(zip(forward["round"], forward["provider"], strict=True)) == [
+        (1, "eager"), (1, "products"), (2, "products"), (2, "eager"),
+    ]  # fmt: skip
     assert rows.groupby(["direction", "round"])["session"].nunique().tolist() == [1] * 4
     assert rows["session"].nunique() == 4
     assert rows["power_w"].tolist() == [700.0] * 8 and rows["sm_mhz"].tolist() == [1400.0] * 8
@@ -47,8 +53,7 @@ def test_a_round_is_a_heat_of_rows_with_every_burst(tmp_path, monkeypatch):
     assert rows["joules"].tolist() == pytest.approx(joules.tolist())
     assert rows["median_ms"].tolist() == pytest.approx(rows["burst_median_ms"].tolist(), abs=1e-5)
     assert (rows["burst_n"] >= 2).all() and not rows["in_turns"].any()
-    assert sorted(rows["heat_s"].unique()) == [0.02, 0.25], "who comes next need not be heated anew"
-    assert not recorder.missing(listed())
+    assert {0.02, 0.25} >= {*rows["heat_s"]} >= {0.25}, "who comes next need not be heated anew"
 
 
 class _Given:
@@ -90,10 +95,11 @@ def test_a_product_under_load_is_of_its_size_and_precision(monkeypatch):
     assert torch.equal(out, left @ right) and left.std() > 0.9, "zeros would draw less power"
 
 
-def test_without_a_card_it_is_unavailable_and_a_wrong_rival_gets_no_time(tmp_path, monkeypatch):
-    recorder = results.Recorder("03_kernels", "quick", directory=tmp_path)
-    recorder.race(RACE, listed())
-    assert set(recorder.rows()["reason"]) == {"sustained runs need a CUDA GPU"}
+def test_without_a_card_it_is_unavailable():
+    assert {*run()["reason"]} == {"sustained runs need a CUDA GPU"}
+
+
+def test_a_wrong_rival_gets_no_time(on_host, monkeypatch):
     monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
 
     @rivals.rival("swiglu", "wrong")
@@ -102,22 +108,15 @@ def test_without_a_card_it_is_unavailable_and_a_wrong_rival_gets_no_time(tmp_pat
         work = rivals.get("swiglu", "eager").build(inputs)
         return replace(work, forward=lambda: 2 * work.forward())
 
-    recorder.race(replace(RACE, available=lambda case: None), listed(rival_names=["wrong"]))
-    rows = recorder.rows().query("provider == 'wrong'")
-    assert set(rows["status"]) == {"wrong"}
+    rows = run(names=["wrong"])
+    assert {*rows["status"]} == {"wrong"}
     assert "median_ms" not in rows or rows["median_ms"].isna().all()
 
 
 @pytest.mark.gpu
-def test_a_card_under_load_tells_its_power_and_clock(tmp_path):
-    recorder = results.Recorder("03_kernels", "quick", directory=tmp_path)
-    alone = swiglu.cases(
-        ["4096·4096·4096"], ["eager", "products"], dtype="bfloat16", device="cuda", group="models",
-        directions=["forward+backward"], repetitions=1,
-    )  # fmt: skip
-    cases = sustained.loaded_cases(alone, seconds=0.5)
-    recorder.race(RACE, cases)
-    rows = recorder.rows()
+def test_a_card_under_load_tells_its_power_and_clock():
+    rows = run("cuda", "4096·4096·4096", dtype="bfloat16", seconds=0.5)
+    rows = rows[rows["direction"] == "forward+backward"]
     assert rows["status"].tolist() == ["ok"] * 4
     assert rows["power_w"].between(100, 1200).all() and rows["sm_mhz"].between(300, 3000).all()
     twice = rows.pivot(index="provider", columns="round", values="joules")

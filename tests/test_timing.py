@@ -43,7 +43,7 @@ def test_in_turns_takes_turns_and_keeps_every_sample():
         {n: (lambda n=n: order.append(n)) for n in "ABC"},
         device="cpu", warmup=2, repetitions=3, flush_l2=True,
     )  # fmt: skip
-    assert "".join(order) == "ABC" * 5
+    assert "".join(order) == "ABCBCACABABCBCA"
     assert {n: len(t.samples_ms) for n, t in times.items()} == {"A": 3, "B": 3, "C": 3}
     assert not times["A"].flush_l2, "there is no L2 to flush on a CPU, and the row must say so"
 

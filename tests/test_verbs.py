@@ -8,11 +8,11 @@ import pytest
 
 from fusedlib.bench import machine as machines
 from measure import study as studies
-from measure import swiglu  # noqa: F401  (registers the labels of implementations)
 from measure.study import Column, Experiment, Sizes, Study
 from press import display, rows
 from press.rows import Rows
 from report_sample import outputs_of
+from study import mlp  # noqa: F401  (registers the labels of implementations)
 
 FAST, SLOW = "nvidia-h200", "nvidia-h100"
 FIELDS = {"experiment": "time", "width": 1, "dtype": "bfloat16", "seed": 0}

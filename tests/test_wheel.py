@@ -175,7 +175,7 @@ def test_the_api_reference_has_every_public_name_and_loads_nothing(tmp_path: Pat
 @pytest.mark.slow
 def test_a_notebook_in_any_folder_imports_measure_models_and_press(tmp_path: Path) -> None:
     """By a kernel as JupyterLab starts it; `make` without an environment sets PYTHONPATH."""
-    cell = nbformat.v4.new_code_cell("import measure.swiglu, models.transformer, press.claims")
+    cell = nbformat.v4.new_code_cell("import study.mlp, models.transformer, press.claims")
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "n.ipynb")
     command = [sys.executable, "-m", "nbconvert", "--execute", "--to", "notebook", "n.ipynb"]
     subprocess.run(command, check=True, cwd=tmp_path)

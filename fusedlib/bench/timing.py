@@ -96,7 +96,8 @@ def in_turns(
     repetitions: int, flush_l2: bool, prepare: Callable[[str], None] | None = None,
     calls: int = 1, seconds: float = 0.0, most: int | None = None,
 ) -> dict[str, Timing]:  # fmt: skip
-    """Time several rivals in turns (A B C A B C ...), so that drift hits all alike.
+    """Time several rivals in turns (A B C, B C A, C A B, ...): drift hits all alike, and each is
+    as often first in a round as every other.
 
     Args:
         work: by name, a callable that does the work `calls` times; all that it needs exists. What
@@ -126,18 +127,20 @@ def in_turns(
     buffer = torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device=device) if on_cuda else None
     samples: dict[str, list[float]] = {name: [] for name in work}
     parts: dict[str, dict[str, list[float]]] = {name: {} for name in work}
+    names = list(work)
     for name, call in work.items() if on_cuda and warmup else ():
         require_current_stream(call, device, partial(prepare, name) if prepare else lambda: None)
     begin = time.perf_counter()
     for index in range(warmup + max(repetitions, most or 0)):
         marks: dict[str, Any] = {}
-        for name, call in work.items():
+        first = index % len(names)
+        for name in (*names[first:], *names[:first]):
             if prepare is not None:
                 prepare(name)
             if flush_l2 and buffer is not None:
                 buffer.zero_()
             start = clock.mark()
-            parts_ms = call()
+            parts_ms = work[name]()
             marks[name] = (start, clock.mark(), parts_ms)
         synchronize(device)
         if index < warmup:

@@ -6,7 +6,6 @@ same, as `measure.recording.results.Recorder.append` has it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import pandas as pd
@@ -20,14 +19,16 @@ from fusedlib.bench.attempt import Unavailable, free_memory
 from fusedlib.bench.problem import Truth, plain_results
 from fusedlib.bench.turns import Checked, Figures
 from fusedlib.bench.verdicts import CARDS
-from measure import study, swiglu
-from measure.mlp_problem import Inputs, SwiGLUProblem, draw
+from measure import study
 from measure.pass_memory import mib_of, peak_over_mib
 from measure.racing import rivals, roofline
 from measure.racing.cases import Case, grid
+from measure.racing.race import Race
 from measure.racing.rivals import Bound, Rival, Task, Workload
 from measure.recording import results
 from measure.study import Column, Experiment, Positive, Study
+from study import mlp
+from study.mlp import Inputs, SwiGLUProblem, draw
 
 TASK = Task[[Inputs], Workload | Bound]("published swiglu")
 BLOCK, TEST_BLOCK = 64, 16  # of the published kernel, and of its published test
@@ -36,7 +37,7 @@ SETTINGS = (("float32", "highest"), ("float32", "high"), ("bfloat16", "highest")
 
 def rival_of(name: str) -> Rival[[Inputs], Workload | Bound]:
     """The published kernel or a repair of that name, else a rival of study 03."""
-    return rivals.get(TASK if name in rivals.names(TASK) else swiglu.TASK, name)
+    return rivals.get(TASK if name in rivals.names(TASK) else mlp.TASK, name)
 
 
 def cases(
@@ -88,7 +89,7 @@ def available(case: Case) -> None:
     rival_of(case["provider"]).check_available(case["device"], case["dtype"])
 
 
-class Setup(swiglu.Setup):
+class Setup(mlp.Setup):
     """Study 03's setup, on which the published kernel and its repairs run too."""
 
     def __init__(self, case: Case) -> None:
@@ -102,7 +103,7 @@ class Setup(swiglu.Setup):
     def check(self, case: Case) -> Checked:
         """Set a rival up and hold it to the truth; what is published or repaired may be wrong."""
         one = rival_of(case["provider"])
-        return super().check(case) if one.task == swiglu.TASK else self.checked(one, self.inputs)
+        return super().check(case) if one.task == mlp.TASK else self.checked(one, self.inputs)
 
     def error_figures(
         self, name: str, results: Mapping[str, Tensor], required: list[str],
@@ -110,7 +111,7 @@ class Setup(swiglu.Setup):
     ) -> Figures:  # fmt: skip
         """Errors of what arrived and, of what is published or repaired, what is wrong."""
         one = rival_of(name)
-        if one.task == swiglu.TASK:
+        if one.task == mlp.TASK:
             return super().error_figures(name, results, required, truth)
         truth = truth or self.drawn
         tf32 = "tf32" in one.traits
@@ -122,7 +123,11 @@ class Setup(swiglu.Setup):
         return figures | ({"wrong": "; ".join(wrong)} if wrong else {})
 
 
-RACE = replace(swiglu.RACE, setup=Setup, available=available)
+RACE = Race(
+    setup=Setup, available=available, work=mlp.work, rival_fields=("weight_gradients",),
+    fields=("tokens", "hidden_size", "intermediate_size", "dtype", "precision", "device"),
+    settings=lambda case: roofline.precision_of(case["precision"]),
+)  # fmt: skip
 
 
 def errors(case: Case) -> Figures:
@@ -187,7 +192,7 @@ class Sizes(study.Sizes):
 
 
 def _timed() -> list[str]:
-    return [*rivals.chosen(swiglu.TASK, ["light"]), *rivals.names(TASK, "timed")]
+    return [*rivals.chosen(mlp.TASK, ["light"]), *rivals.names(TASK, "timed")]
 
 
 def _error_cases(sizes: Sizes) -> list[dict[str, Any]]:

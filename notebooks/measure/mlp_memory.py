@@ -15,9 +15,7 @@ from torch import Tensor
 from fusedlib import reference
 from fusedlib.bench.arguments import require_least
 from fusedlib.bench.attempt import forget_compiled, free_memory
-from measure import mlp_ledger, mlp_rivals, pass_memory, study
-from measure.mlp_problem import SwiGLUProblem, draw
-from measure.mlp_rivals import MODULE, TASK
+from measure import mlp_ledger, pass_memory, study
 from measure.pass_memory import CATEGORIES, Trace
 from measure.racing import rivals
 from measure.racing.cases import Case, grid
@@ -26,7 +24,8 @@ from measure.racing.operation import Operation
 from measure.racing.rivals import Rival, Workload, workload
 from measure.racing.settings import MIB
 from measure.study import Column, Experiment, Positive, Study
-from measure.swiglu import sizes
+from study import mlp
+from study.mlp import MODULE, TASK, SwiGLUProblem, draw, sizes
 
 # The check in float64 takes many times a step's memory: at most so many tokens, and so wide.
 MOST_TOKENS, WIDEST = 8192, 16_384
@@ -118,7 +117,7 @@ def _errors(rival: Rival[..., Any], problem: SwiGLUProblem, device: str) -> dict
     inputs = draw(problem, device)
     setup = Operation(TASK, inputs, reference.swiglu_mlp)
     work = (
-        mlp_rivals.one_layer(rival.name, problem, inputs) if rival.task == MODULE
+        mlp.one_layer(rival.name, problem, inputs) if rival.task == MODULE
         else workload(rival, inputs)
     )  # fmt: skip
     return setup.figures_of(rival, work)
@@ -179,7 +178,7 @@ def _moments(trace: Trace, device: str, base: int) -> dict[str, Any]:
 def _stack(case: Case) -> dict[str, Any]:
     problem, device = SwiGLUProblem.of(case), case["device"]
     held = bool(case["held"])
-    modules = mlp_rivals.stack(case["provider"], problem, int(case["layers"]), device)
+    modules = mlp.stack(case["provider"], problem, int(case["layers"]), device)
     x = torch.randn(problem.tokens, problem.hidden_size, device=device).to(problem.torch_dtype)
     x, dy = x.requires_grad_(), torch.ones_like(x)
     modules[0](x).backward(dy)  # libraries, kernels and workspaces are there from now on
@@ -193,7 +192,7 @@ def _stack(case: Case) -> dict[str, Any]:
     weights = sum(w.untyped_storage().nbytes() for w in modules.parameters()) / MIB
     ends = 2 * dy.untyped_storage().nbytes() / MIB
     figures["total_peak_mib"] = (2 if held else 1) * weights + ends + figures["peak_mib"]
-    return figures | {"path": mlp_rivals.path(modules[0], x)}
+    return figures | {"path": mlp.path(modules[0], x)}
 
 
 def _allocated(device: str) -> int:

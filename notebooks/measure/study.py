@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from measure.racing.cases import Case, device_of
 from measure.recording import paths
 from measure.recording.results import Recorder, case_id
+from study.errors import SentenceError, SizesError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,18 +43,6 @@ Size = Annotated[int, Field(ge=1, le=65536)]
 """Rows, columns or tokens of a tensor that fits any device, or MiB of it."""
 Measure = Callable[[Case], dict[str, Any]]
 """Gives the figures of a single case."""
-
-
-class SentenceError(ValueError):
-    """A choice that cannot be met. A notebook shows its sentence alone, without our lines above."""
-
-    def _render_traceback_(self) -> list[str]:
-        """What IPython shows for it."""
-        return [f"{type(self).__name__}: {self}"]
-
-
-class SizesError(SentenceError):
-    """A size that a study does not have, or a value that it does not take."""
 
 
 class Sizes(BaseModel):
@@ -298,11 +287,11 @@ def load(name: str) -> Study:
     Raises:
         ValueError: unknown, with those that are known.
     """
-    known = _entries()
+    known = names()
     [*matching] = (full for full in known if name in (full, full.partition("_")[2]))
     if not matching:
         raise SentenceError(f"study {name!r} is unknown; known: {', '.join(known)}")
-    return declared(known[matching[0]]["measure"])
+    return declared(_entries()[matching[0]]["measure"])
 
 
 def declared(module: str) -> Study:
@@ -328,7 +317,7 @@ def full_sizes(study: Study) -> Any:
 
 def names() -> list[str]:
     """Names of the studies, in the report's order."""
-    return list(_entries())
+    return [name for name, entry in _entries().items() if "measure" in entry]
 
 
 @cache

@@ -1,9 +1,180 @@
-"""The SwiGLU MLP alone: in turns, under load, and at lengths that change."""
+"""The SwiGLU MLP alone: in turns, under load, and at lengths that change.
 
+`group` says what a shape is: of models, of those that our tiles were tuned on, large ones in fp32,
+or of the published grid and sweep. `launch` is "python" or "graph" where entrants take turns, and
+"sustained" where each works alone for a second at the card's power limit.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import product
 from statistics import median
 from typing import Any
 
 import pandas as pd
+
+from fusedlib.bench.arguments import require_known
+from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.turns import LAUNCHES
+from measure.racing import rivals, roofline
+from measure.racing.cases import Case, Row, device_of, grid
+from measure.racing.settings import DIRECTIONS
+from study import lengths, mlp
+from study.mlp import SwiGLUProblem
+from study.race import each, loaded, timed
+from study.run import sized
+
+QUICK: dict[str, Any] = {
+    "device": "auto",  # cuda, cpu, or auto for the best there is
+    "rivals": ["all"],  # who is measured: names of study.mlp, or all
+    "models": ["64·128·384"],  # tokens·hidden·intermediate of real models, bf16
+    "tuned": [],  # the same that our tiles were tuned on
+    "also": [],  # who else runs at both lists of shapes
+    "searched": [],  # those of both lists where `searchers` run too
+    "searchers": ["quack-searched"],  # who takes minutes a shape to search for its kernels
+    "under_load": ["all"],  # who also runs sustained, at both lists of shapes
+    "load_seconds": 1.0,  # of a sustained measurement, after heating
+    "large_fp32": [],  # shapes in fp32, at both settings of torch's products
+    "also_fp32": [],  # who else runs at them
+    "sweep_tokens": 16,  # of the sweep over widths
+    "sweep_widths": [64, 256],  # hidden = intermediate, fp32 and each of half_dtypes
+    "graph_width": 16_384,  # widest layer of the sweep that is also captured in a graph
+    "grid_tokens": [32],
+    "grid_widths": [64],  # hidden = intermediate of the grid
+    "half_dtypes": [],  # half-precision dtypes of sweep and grid
+    "changing": ["eager", "fused"],  # who meets new lengths; light: all that need no compiler
+    "lengths_bf16": 5,  # how many random lengths
+    "lengths_fp32": 3,
+    "longest": 40,  # tokens of the longest one possible
+    "lengths_hidden": 128,
+    "lengths_intermediate": 384,
+    "repetitions": 5,  # rounds of each race, at least two
+    "gemm_size": 256,  # rows and columns of the product that is the ceiling
+    "copy_mib": 32,  # of the copy that is the ceiling
+}
+# No tile was tuned on the shapes of `models`: Qwen2.5-7B, Llama-2-13B, Llama-3.2-3B, TinyLlama,
+# Qwen3-8B, Yi-34B, Phi-4, Qwen2.5-1.5B. `tuned`: Mistral-7B, Llama-2-7B, Llama-3.2-1B, Llama-3-70B.
+FULL: dict[str, Any] = QUICK | {
+    "models": ["8192·3584·18944", "4096·5120·13824", "8192·3072·8192", "8192·2048·5632",
+               "4096·4096·12288", "2048·7168·20480", "4096·5120·17920", "16384·1536·8960"],
+    "tuned": ["8192·4096·14336", "4096·4096·11008", "16384·2048·8192", "4096·8192·28672"],
+    "also": ["liger-mlp"], "also_fp32": ["triton-tf32x3"],
+    "large_fp32": ["1024·4096·4096", "4096·4096·4096", "1024·3072·8192", "2048·2560·10240"],
+    "sweep_tokens": 64, "sweep_widths": [512, 1024, 2048, 4096, 8192, 16384, 32768],
+    "grid_tokens": [64, 256, 1024], "grid_widths": [2048, 4096], "half_dtypes": ["bfloat16"],
+    "under_load": ["fused", "liger", "quack", "products"], "load_seconds": 0.7,
+    "changing": ["light", "inductor-dynamic"], "lengths_bf16": 70, "lengths_fp32": 20,
+    "longest": 6000, "lengths_hidden": 2048, "lengths_intermediate": 5632, "repetitions": 15,
+    "gemm_size": 8192, "copy_mib": 2048,
+}  # fmt: skip
+PROFILES = {"quick": QUICK, "full": FULL}
+BOTH_WAYS = ("forward", "forward+backward")
+
+
+def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
+    """What is measured: ceilings, races in turns and under load, and changing lengths.
+
+    Raises:
+        ValueError: an unknown size, rival or dtype, or a text that is no shape.
+    """
+    s = sized(PROFILES, profile, sizes)
+    device = device_of(s.device)
+    require_known("half_dtypes", s.half_dtypes, ["bfloat16", "float16"])
+    rest = {"device": device, "repetitions": s.repetitions}
+    listed = roofline.cases(
+        device, ["float32", "float32 high", "bfloat16"], gemm_size=s.gemm_size,
+        copy_mib=s.copy_mib, repetitions=s.repetitions,
+    )  # fmt: skip
+    require_known("searched", s.searched, [*s.models, *s.tuned])
+    groups = [("models", s.models, LAUNCHES[:1]), ("tuned", s.tuned, LAUNCHES)]
+    for group, shapes, launches in groups:
+        half: dict[str, Any] = {"group": group, "dtype": "bfloat16", "directions": BOTH_WAYS}
+        listed += races(shapes, [*s.rivals, *s.also], launches=launches, **half, **rest)
+        # Of one race with the others: all at a shape are timed in turns.
+        here = [shape for shape in shapes if shape in s.searched]
+        listed += races(here, s.searchers, launches=launches, **half, **rest)
+    for precision in ("highest", "high"):
+        listed += races(
+            s.large_fp32, [*s.rivals, *s.also_fp32], group="large fp32", dtype="float32",
+            precision=precision, directions=BOTH_WAYS, **rest,
+        )  # fmt: skip
+    for dtype in ["float32", *s.half_dtypes]:
+        square = [(tokens, width, width) for tokens, width in product(s.grid_tokens, s.grid_widths)]
+        listed += races(square, s.rivals, group="grid", dtype=dtype, frozen=True, **rest)
+        for width in s.sweep_widths:
+            listed += races(
+                [(s.sweep_tokens, width, width)], s.rivals, group="sweep", dtype=dtype,
+                directions=BOTH_WAYS, launches=LAUNCHES if width <= s.graph_width else LAUNCHES[:1],
+                **rest,
+            )  # fmt: skip
+    for group, shapes, _ in groups:
+        load = races(
+            shapes, s.under_load, group=group, dtype="bfloat16", directions=BOTH_WAYS,
+            device=device, repetitions=1,
+        )  # fmt: skip
+        for number in (1, 2):  # the second round in the opposite order: drift hits all alike
+            listed += [
+                case | {"experiment": "sustained", "launch": "sustained", "round": number,
+                        "seconds": s.load_seconds}
+                for case in (load if number == 1 else load[::-1])
+            ]  # fmt: skip
+    for dtype, count in (("bfloat16", s.lengths_bf16), ("float32", s.lengths_fp32)):
+        listed += lengths.listed(
+            s.changing, lengths=count, most=s.longest, dtype=dtype, device=device,
+            warmed=["fused"], hidden_size=s.lengths_hidden,
+            intermediate_size=s.lengths_intermediate,
+        )  # fmt: skip
+    return listed
+
+
+def races(
+    shapes: Iterable[str | tuple[int, int, int]], names: Sequence[str], *, group: str, dtype: str,
+    device: str, repetitions: int, precision: str = "highest",
+    launches: Sequence[str] = LAUNCHES[:1], directions: Sequence[str] = DIRECTIONS,
+    frozen: bool = False,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A case a shape, direction, launch and rival; a backward alone is launched from Python only.
+
+    Args:
+        shapes: "tokens·hidden·intermediate", with · or x, or the three numbers.
+        names: of rivals; `all` for every one that is registered.
+        frozen: also the backward pass that gives x alone a gradient.
+    """
+    ways = [(direction, True) for direction in directions] + [("backward", False)] * frozen
+    every = grid(
+        {"experiment": "race", "group": group, "device": device, "repetitions": repetitions},
+        problem=[
+            SwiGLUProblem(*mlp.sizes(shape), dtype, direction, trained, precision).fields()
+            for shape in shapes for direction, trained in ways
+        ],
+        launch=launches, provider=rivals.chosen(mlp.TASK, names),
+    )  # fmt: skip
+    return [c for c in every if c["launch"] == "python" or c["direction"] != "backward"]
+
+
+def measure(race: list[Case]) -> list[Row]:
+    """A row a case: times in turns or under load, a ceiling's rate, or the calls of each length."""
+    experiment = race[0]["experiment"]
+    if experiment == "ceiling":
+        return each(race, roofline.measure)
+    if experiment == "lengths":
+        return each(race, lengths.calls)
+    how: dict[str, Any] = {
+        "same": ("tokens", "hidden_size", "intermediate_size", "dtype", "precision", "device"),
+        "checked_by": ("weight_gradients",), "available": available, "work": mlp.work,
+        "settings": lambda case: roofline.precision_of(case["precision"]),
+    }  # fmt: skip
+    if experiment == "sustained":
+        return loaded(race, mlp.Setup, **how)
+    return timed(race, mlp.Setup, rounds=int(race[0]["repetitions"]), **how)
+
+
+def available(case: Case) -> None:
+    """Raise `Unavailable` for what cannot run here, before anything is drawn."""
+    if case.get("launch") == "sustained" and not case["device"].startswith("cuda"):
+        raise Unavailable("sustained runs need a CUDA GPU")
+    if "provider" in case:
+        mlp.available(case)
+
 
 SHAPE = ["tokens", "hidden_size", "intermediate_size"]
 MODELS = {

@@ -24,11 +24,10 @@ import pandas as pd
 from fusedlib.bench import machine as machines
 from measure.recording import paths
 from measure.recording.jsonl import read_objects
+from measure.recording.results import REPLAY
 
 HOW = frozenset({"provider", "repetitions", "seconds"})
 """Fields of a case that say who is measured and for how long, and not what: no race has them."""
-REPLAY = "FUSEDLIB_REPLAY"
-"""Set while nothing is measured; "committed" also hides this machine's own rows."""
 RECORDINGS = "recordings.jsonl"
 _OF_RECORDING = ("set", "profile", "commit", "began", "device_type", "device_name", "gpu_uuid")
 

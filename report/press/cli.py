@@ -199,8 +199,13 @@ def measure(study: str, cases: Path, until: float) -> None:
     """
     from measure import study as studies
     from measure.recording.results import Recorder
+    from study import run as topics
 
-    one, only = studies.load(study), set(cases.read_text(encoding="utf-8").split())
+    only = set(cases.read_text(encoding="utf-8").split())
+    if study in topics.topics():
+        topics.run(study, "full", until=until, only=only, device="cuda")
+        return
+    one = studies.load(study)
     recorder = Recorder(one.name, profile="full", only=only, until=until)
     one.measure(studies.full_sizes(one), recorder)
 

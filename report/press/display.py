@@ -18,6 +18,7 @@ from typing import Any
 import jinja2
 import pandas as pd
 from matplotlib.figure import Figure
+from pandas.io.formats.style import Styler
 
 from measure.recording import paths
 from press import style
@@ -49,7 +50,7 @@ def claim(
 
 
 def table(
-    frame: pd.DataFrame, caption: str, name: str, note: str | None = None,
+    frame: "pd.DataFrame | Styler", caption: str, name: str, note: str | None = None,
     formats: Mapping[str, str] | None = None, empty: str = "not measured yet",
     machines: Sequence[str] = (),
 ) -> None:  # fmt: skip
@@ -60,7 +61,8 @@ def table(
             level's name; "" for all other columns. See `press.formats`.
         frame: cells as strings, or numbers, which get four significant digits; None and NaN show
             as a dash. Columns may be a two-level MultiIndex (group, column). An index other than
-            the plain 0..n-1 becomes the leading columns.
+            the plain 0..n-1 becomes the leading columns. Or from `press.show.table`, whose formats
+            come with it.
         caption: Markdown; says what is shown, of which machine, in which unit.
         name: anchor in the report, of lower-case letters, digits and dashes; unique in a notebook.
         note: Markdown below the table.
@@ -68,6 +70,8 @@ def table(
         machines: whose rows it shows, where it tells machines apart by itself.
     """
     _check("table", name=name, caption=caption)
+    if isinstance(frame, Styler):
+        frame, formats = frame.data, formats or frame.data.attrs.get("formats")
     frame = pd.DataFrame({empty: []}) if frame.empty else frame
     meaning: dict[str, Any] = {"caption": caption, "note": note, "name": name}
     meaning |= {"machines": list(machines)} if machines else {}
@@ -130,11 +134,11 @@ def table_json(frame: pd.DataFrame, formats: Mapping[str, str] | None = None) ->
     plain = isinstance(frame.index, pd.RangeIndex) and frame.index.name is None
     names = [] if plain else list(frame.index.names)
     stub = [
-        _cells(frame.index.get_level_values(level), formats.get(name))
+        cells(frame.index.get_level_values(level), formats.get(name))
         for level, name in enumerate(names)
     ]
     heads = [label if isinstance(label, tuple) else (label,) for label in frame.columns]
-    body = [_cells(frame.iloc[:, at], _spec(head, formats)) for at, head in enumerate(heads)]
+    body = [cells(frame.iloc[:, at], _spec(head, formats)) for at, head in enumerate(heads)]
     columns = [["", "" if name is None else str(name)][-levels:] for name in names]
     return {
         "columns": columns + [[_cell(part) for part in head] for head in heads],
@@ -187,7 +191,8 @@ def _spec(head: Sequence[str], formats: Mapping[str, str]) -> str | None:
     return next((formats[name] for name in (*head[::-1], "") if name in formats), None)
 
 
-def _cells(values: Iterable[Any], spec: str | None) -> list[str]:
+def cells(values: Iterable[Any], spec: str | None) -> list[str]:
+    """Values as the cells of a table, by a spec of `press.formats` or by their types."""
     return [_cell(value if spec is None else formatted(value, spec)) for value in values]
 
 

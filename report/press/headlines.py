@@ -8,6 +8,7 @@ from typing import Any
 
 from nbformat import NotebookNode
 
+from measure.recording import paths
 from press.display import TABLE_MIME
 from press.formats import MISSING
 from press.pages.outputs import answered, shown
@@ -17,7 +18,7 @@ from press.running.products import copy_path
 _NUMBER = re.compile(r"\{([^}]+)\}")
 BEGIN, END = "<!-- claims:begin -->", "<!-- claims:end -->"
 """Where the README's block of claims begins and ends."""
-REGIMES = "03_kernels" + config.DETAILS, "kernels-whose"
+REGIMES = "kernels", "kernels-whose"
 """Study and table of whose MLP is fastest in which regime, below the README's claims."""
 
 
@@ -27,7 +28,8 @@ def read_claims(folder: Path | None = None) -> Iterator[Any]:
     for study in parts.with_details(parts.studies):
         for _, claim in shown(copy_path(study.name, folder)):
             if claim.get("kind") == "claim":
-                yield NotebookNode(claim, title=study.title)
+                path = study.notebook.resolve().relative_to(paths.ROOT).as_posix()
+                yield NotebookNode(claim, title=study.title, path=path)
 
 
 def counts(claim: Any, own: bool) -> str:
@@ -83,7 +85,7 @@ def readme_block(stated: Iterable[Any], regimes: Mapping[str, Any] | None = None
     lines = ["| | Finding | In numbers | Repeated on |", "| --- | --- | --- | --- |"]
     before = None
     for claim in (c for c in stated if c.headline):
-        link = f"[{claim.title}](notebooks/{claim.study}.ipynb)" if claim.study != before else ""
+        link = f"[{claim.title}]({claim.path})" if claim.study != before else ""
         finding, held = f"**{claim.headline}**", counts(claim, own=False)
         lines.append(f"| {link} | {finding} | {claim.sentence} | {held} |")
         before = claim.study

@@ -4,8 +4,11 @@ Each returns a `Picture`: the figure, the data that was drawn, and an alternativ
 Names get the label and colour of the registry of rivals, the same in every figure.
 """
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -26,11 +29,24 @@ MOST_NAMED = 24
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with the data behind it and a text for who cannot see it."""
+    """A figure with the data behind it and a text for who cannot see it.
+
+    As the last value of a cell it shows itself; `press.display.figure` gives it caption and name.
+    """
 
     figure: Figure
     data: pd.DataFrame
     alt: str
+
+    @cached_property  # a figure's layout moves a little when it is drawn again
+    def svg(self) -> str:
+        """The figure as SVG, with its text."""
+        said = f'<svg role="img" aria-label="{escape(self.alt)}" '
+        return style.svg(self.figure).replace("<svg ", said, 1)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[Any, Any]:
+        data = {"image/svg+xml": self.svg, "text/plain": self.alt}
+        return data, {"image/svg+xml": {"needs_background": "light"}}
 
 
 def lines(
@@ -38,7 +54,7 @@ def lines(
     logx: bool = False, logy: bool = False, low: str | None = None, high: str | None = None,
     reference: float | None = None, xlabel: str | None = None,
     ylabel: str | None = None, height: float = 3.0, columns: int = 2, share: bool = True,
-    zero: bool = False, card: str | None = None,
+    zero: bool = False, card: str | None = None, legend: bool = True,
 ) -> Picture:  # fmt: skip
     """A line a name in `by`, labelled at its end, a panel a value of `panel`.
 
@@ -53,9 +69,10 @@ def lines(
         zero: whether the vertical axis begins at zero.
         card: a column whose first value has filled marks, the second open ones, the third crosses,
             the fourth plus signs.
+        legend: whether names are written at the lines; else the caller gives them a legend.
 
-    A name that lacks an x that others have gets no line over the gap. Where each line is one mark,
-    its name stands below it.
+    A name that lacks an x that others of its card have gets no line over the gap. Where each line
+    is one mark, its name stands below it.
     """
     data = _data(frame, [x, y, by, panel, low, high, card])
     cards = _cards(data, card, by, panel)
@@ -65,10 +82,12 @@ def lines(
         grid = sorted(data[x].unique()) if share else sorted(part[x].unique())
         named: dict[str, tuple[float, float]] = {}  # of the first card that has the name
         for (name, one), line in part.groupby([by, cards], sort=False, observed=True):
-            full = line.drop_duplicates(x).set_index(x).reindex(grid)
+            of_card = set(data[x][cards == one])
+            own = [value for value in grid if value in of_card]
+            full = line.drop_duplicates(x).set_index(x).reindex(own)
             style.line(
-                ax, grid, full[y], str(name), full[low] if low else None,
-                full[high] if high else None, **_mark(str(name), one),
+                ax, own, full[y], str(name), full[low] if low else None,
+                full[high] if high else None, **mark(one),
             )  # fmt: skip
             if not one or str(name) not in named:
                 last = line.sort_values(x).iloc[-1]
@@ -82,7 +101,8 @@ def lines(
     for ax, ends in labelled:  # when every panel has widened the axis that they share
         if zero and not logy:
             ax.set_ylim(bottom=0)
-        (_mark_labels if single else _end_labels)(ax, ends)
+        if legend:
+            (_mark_labels if single else _end_labels)(ax, ends)
     axes[0].set_ylabel(_title(ylabel or y, spec))
     return Picture(fig, data, _alt("Lines", data, x, y, by, panel, spec, ylabel, card))
 
@@ -91,12 +111,12 @@ def points(
     frame: pd.DataFrame, x: str, y: str, by: str, *, panel: str | None = None, spec: str = "",
     logx: bool = False, low: str | None = None, high: str | None = None,
     reference: float | None = None, xlabel: str | None = None, height: float | None = None,
-    columns: int = 2, card: str | None = None, share: bool = False,
+    columns: int = 2, card: str | None = None, share: bool = False, legend: bool = True,
 ) -> Picture:  # fmt: skip
     """A row a category in `y`, a marker a name in `by` at its value `x`, bars from low to high.
 
     For ratios near one, where a bar from zero would show nothing. `card` as in `lines`; with
-    `share` the panels share the horizontal axis.
+    `share` the panels share the horizontal axis. Without `legend` the caller gives it one.
     """
     data = _data(frame, [x, y, by, panel, low, high, card])
     data["_card"] = _cards(data, card, by, panel)
@@ -112,6 +132,7 @@ def points(
         apart = min(0.7 / max(map(len, beside.values()), default=1), 0.18)
         for name, one in ((name, one) for name in names for one in sorted({*part["_card"]})):
             own = part[(part[by] == name) & (part["_card"] == one)]
+            has_name = data["_card"][data[by] == name]
             rows = [
                 order.index(v) - (beside[v].index(name) - (len(beside[v]) - 1) / 2) * apart
                 for v in own[y]
@@ -119,8 +140,8 @@ def points(
             drawn: dict[str, Any] = {
                 "marker": style.marker(str(name)), "linestyle": "", "markersize": 4.5,
                 "color": style.colour(str(name)), "markeredgewidth": 0, "elinewidth": 1.1,
-                "capsize": 2, "label": "" if one else style.label(str(name)),
-            } | _mark(str(name), one)  # fmt: skip
+                "capsize": 2, "label": "" if one > min(has_name) else style.label(str(name)),
+            } | mark(one)  # fmt: skip
             drawn.pop("linewidth", None)
             ax.errorbar(own[x].to_numpy(float), rows, xerr=_error_bars(own, x, low, high), **drawn)
         ax.set_yticks(range(len(order)), [str(v) for v in order])
@@ -135,11 +156,12 @@ def points(
         if reference is not None:
             style.reference_line(ax, x=reference)
         ax.set_xlabel(_title(xlabel or x, spec))
-    if card and 1 in {*data["_card"]}:
+    if legend and card and 1 in {*data["_card"]}:
         name = next(iter(data.loc[data["_card"] == 1, card]))
-        look = {"marker": "o", "linestyle": "", "color": style.MUTED} | _mark("", 1)
+        look = {"marker": "o", "linestyle": "", "color": style.MUTED} | mark(1)
         axes[0].plot([], [], **look, label=f"open: {machines.label(name)}")
-    style.legend(fig)
+    if legend:
+        style.legend(fig)
     text = _alt("Points", data, y, x, by, panel, spec, xlabel, card)
     return Picture(fig, data.drop(columns="_card"), text)
 
@@ -149,6 +171,7 @@ def bars(
     stacked: bool = False, low: str | None = None, high: str | None = None,
     xlabel: str | Mapping[str, str] | None = None, columns: int = 2, values: bool = True,
     card: str | None = None, logx: bool = False, reference: float | None = None,
+    legend: bool = True,
 ) -> Picture:  # fmt: skip
     """Lying bars of length `x`, a row a category in `y`; parts named in `by` stacked or beside.
 
@@ -192,7 +215,7 @@ def bars(
             others = marks[marks[by] == name].groupby("_card")
             for one, own in others if not stacked else ():
                 marked = [order.index(v) + shift for v in own[y]]
-                look = {**_mark(str(name), one), "linestyle": "", "color": style.INK}
+                look = {**mark(one), "linestyle": "", "color": style.INK}
                 ax.plot(own[x], marked, **{"marker": "D", **look})
         if stacked and low and high:
             ends = part.groupby(y, observed=True)[[low, high]].first().reindex(order).astype(float)
@@ -209,8 +232,9 @@ def bars(
             style.reference_line(ax, x=reference)
         ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: tick(v, spec)))
         ax.grid(axis="y", visible=False)
-        ax.set_xlabel(_title(units.get(ax.get_title(loc="left"), xlabel or x), spec))
-    if len(names) > 1:
+        title = ax.get_title(loc="left").replace("\n", " ")
+        ax.set_xlabel(_title(units.get(title, xlabel or x), spec))
+    if legend and len(names) > 1:
         style.legend(fig)
     text = _alt("Bars", every, y, x, by, panel, spec, xlabel, card)
     return Picture(fig, every.drop(columns="_card"), text)
@@ -255,7 +279,7 @@ def _cards(data: pd.DataFrame, card: str | None, by: str, panel: str | None) -> 
     return data[card].map(lambda name: order.get(name, 0)).astype(int).rename("_card")
 
 
-def _mark(name: str, card: int) -> dict[str, Any]:
+def mark(card: int) -> dict[str, Any]:
     """How marks of a card look: filled, open, a cross, a plus sign."""
     if card == 0:
         return {}
@@ -282,8 +306,10 @@ def _each(
     if panel is None or data.empty:
         yield axes[0], data
         return
+    columns = len({round(ax.get_position().x0, 3) for ax in axes})
+    width = 72 // columns  # a longer title would lie on its neighbour's
     for ax, (title, part) in zip(axes, data.groupby(panel, sort=False, observed=True), strict=True):
-        style.title(ax, str(title))
+        style.title(ax, textwrap.fill(str(title), width))
         yield ax, part
 
 

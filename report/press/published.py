@@ -4,6 +4,10 @@ Tables are `report/published/*.csv`, tidy, a row a figure or pair of figures, un
 names, each row naming its source; `sources.toml` beside them says what the sources are.
 """
 
+import tomllib
+from functools import cache
+from typing import Any
+
 import pandas as pd
 
 from measure.recording import paths
@@ -12,6 +16,19 @@ MACHINE = "published"
 """The machine of `as_rows`: a claim over them says that it speaks of published tables."""
 WARMUP = "warmup"
 """The rows of `end_to_end` that differ in warm-up only."""
+OF_TOPIC = {
+    "kernels": ("swiglu_times", "swiglu_ratios"),
+    "anatomy": ("swiglu_times", "swiglu_ratios", "swiglu_memory"),
+    "memory": ("swiglu_memory", "swiglu_ratios"),
+    "warmup": (WARMUP,),
+    "end_to_end": ("end_to_end",),
+    "attention": ("attention", "attention_memory"),
+    "llama": ("llama",),
+    "compilers": ("litgpt",),
+    "precision": ("accumulation",),
+    "mnist": ("mnist",),
+}
+"""Tables that stand beside a topic's rows."""
 _WHOLE = (
     "warmup_steps", "benchmark_steps", "context_length", "batch_size", "d_model", "num_layers",
     "sharding_stage",
@@ -25,6 +42,12 @@ _TYPES = {
 def tables() -> list[str]:
     """Names that `load` knows, sorted."""
     return sorted([WARMUP, *(path.stem for path in paths.PUBLISHED.glob("*.csv"))])
+
+
+@cache
+def sources() -> dict[str, dict[str, Any]]:
+    """What the sources are, by id: `title`, `what`, `device`, `file`, `notes` and more."""
+    return tomllib.loads((paths.PUBLISHED / "sources.toml").read_text(encoding="utf-8"))
 
 
 def load(table: str) -> pd.DataFrame:
@@ -49,3 +72,13 @@ def as_rows(table: str, study: str) -> pd.DataFrame:
     )  # fmt: skip
     frame.attrs["study"] = study
     return frame
+
+
+def as_cases(table: str) -> pd.DataFrame:
+    """A published table in the form of rows, each a race of its own, for a claim about it."""
+    frame = load(table)
+    frame = frame.astype({"source": object}).assign(
+        machine=MACHINE, set=MACHINE, race=[f"{MACHINE} {n}" for n in range(len(frame))],
+        profile=MACHINE, status="ok",
+    )  # fmt: skip
+    return frame if "provider" in frame else frame.assign(provider="")

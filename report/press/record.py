@@ -25,11 +25,13 @@ from measure import study as studies
 from measure.recording import paths, provenance, results
 from measure.recording.files import write_whole
 from measure.recording.results import Recording
-from press import replay
+from press import replay, say
 from press.analysis import NoRowsError
 from press.claims import Claim
 from press.running.config import Config, ConfigError
 from press.variables import environment
+from study import run as topics
+from study.rows import load
 
 STUDY_S = 20.0
 """Seconds that a study takes before its cases: a new process, imports."""
@@ -65,6 +67,9 @@ def units(config: Config, only: Sequence[str] = ()) -> list[Unit]:
     ordered: list[tuple[float, Unit]] = []
     with replay.recorded_rows():
         for study in filter(config.studies.__contains__, config.select(only)):
+            if study.name in topics.topics():
+                ordered += _of_topic(study.name)
+                continue
             parts = config.with_details([study])
             stated = [claim for part in parts for claim in _stated(part.notebook)]
             selected = [{*claim.selection["case"]} for claim in stated]
@@ -75,6 +80,22 @@ def units(config: Config, only: Sequence[str] = ()) -> list[Unit]:
                 rests = [c for c, w in zip(costs, selected, strict=True) if w & {*unit.cases}]
                 ordered.append((min(rests, default=math.inf), unit))
     return [unit for _, unit in sorted(ordered, key=lambda pair: (pair[0], pair[1].seconds))]
+
+
+def _of_topic(topic: str) -> Iterator[tuple[float, Unit]]:
+    """The races of a topic, each with the time that the quickest claim on it takes in all."""
+    stated = [claim for claim in say.every(topic) if claim.topic == topic]
+    needed = [{race for race, _ in say.required(topic, c.of(say.rows_of(topic)))} for c in stated]
+    took = load(topic).groupby("race")["took_s"]
+    typical_s, known = took.mean().median(), took.sum()
+    times = {
+        race: float(known.get(race, len(cases) * (typical_s or UNKNOWN_S)))
+        for race, cases in topics.races(topic, "full", device="cuda").items()
+    }  # fmt: skip
+    costs = [sum(times.get(race, 0.0) for race in races) for races in needed]
+    for race, seconds in times.items():
+        rests = [cost for cost, races in zip(costs, needed, strict=True) if race in races]
+        yield min(rests, default=math.inf), Unit(topic, (race,), len(rests), seconds)
 
 
 def _stated(notebook: Path) -> list[Claim]:
@@ -106,7 +127,11 @@ def left(units: Iterable[Unit], folder: Path) -> list[Unit]:
     """The units of which a recording's folder lacks a case, or has one that is tried again."""
     rows = [row for path in folder.glob("*.jsonl") for row in results.read_rows(path)]
     there = {row["case"] for row in rows if row["status"] not in results.TRIED_AGAIN}
-    return [unit for unit in units if not there.issuperset(unit.cases)]
+    listed = list(units)
+    for topic in {unit.study for unit in listed} & {*topics.topics()}:
+        races = {race for unit in listed if unit.study == topic for race in unit.cases}
+        there |= races - topics.lacking(topic, folder.name).keys()
+    return [unit for unit in listed if not there.issuperset(unit.cases)]
 
 
 def within(units: Iterable[Unit], minutes: float) -> list[Unit]:
@@ -174,6 +199,11 @@ def chosen_name(name: str, folder: Path, facts: machines.Machine) -> str:
     """
     commit, _ = provenance.commit()
     existing = [Recording.read(path.parent) for path in folder.glob(f"*/{results.DESCRIPTION}")]
+    known, sets = {recording.name for recording in existing}, topics.recorded(folder)
+    existing += [
+        Recording(folder / name, lines[0]["profile"], tuple(lines), lines[-1]["files"] or {})
+        for name, lines in sets.items() if name not in known
+    ]  # fmt: skip
     other = {r.name: _other_code(r, facts) for r in existing}
     if not name:
         alike = [
@@ -221,7 +251,7 @@ def record(
                 with environment({results.RECORDING: name, "FRESH": None}):
                     failed |= run(study, listed, until)
             finally:  # also of a study that is interrupted
-                if packed is not None and folder.exists():
+                if packed is not None:
                     print(f"packed {pack(folder, packed)}", flush=True)
     return failed
 
@@ -239,7 +269,12 @@ def pack(folder: Path, target: Path) -> Path:
     """A recording as one compressed file, `<machine>.<recording>.tar.xz`, written whole."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:xz") as archive:
-        archive.add(folder, f"{folder.parent.name}/{folder.name}")
+        if folder.exists():
+            archive.add(folder, f"{folder.parent.name}/{folder.name}")
+        for name, text in topics.carried(folder.name).items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
     path = target / f"{folder.parent.name}.{folder.name}.tar.xz"
     return write_whole(path, content.getvalue())
 

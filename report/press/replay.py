@@ -17,9 +17,9 @@ import nbformat
 from fusedlib.bench.machine import NAME
 from measure.recording import results
 from measure.recording.files import write_whole
-from press import claims, display
+from press import claims, display, say
 from press.claims import Claim
-from press.running.config import FRAME, Config, Study
+from press.running.config import DETAILS, FRAME, Config, Study
 from press.running.products import METADATA, copy_path
 from press.variables import environment
 
@@ -70,13 +70,15 @@ def fill(
         del claims.CLAIMS[before:]
 
 
-def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> dict[str, list[Claim]]:
+def executed(
+    config: Config, folder: Path, only: Sequence[str] = ()
+) -> dict[str, list[Claim] | list[say.Claim]]:  # fmt: skip
     """Notebooks as they execute on the rows of the repository alone, into a folder of products.
 
     Without `only` all studies and then the frame, which reads their products; with the frame's name
     it alone. Returned are the claims of each notebook by its name.
     """
-    stated = {}
+    stated: dict[str, list[Claim] | list[say.Claim]] = {}
     if FRAME in only:
         parts: tuple[Study, ...] = (config.frame,)
     else:
@@ -86,7 +88,8 @@ def executed(config: Config, folder: Path, only: Sequence[str] = ()) -> dict[str
             analysis = analysis_of(part.notebook)
             analysis.notebook.metadata[METADATA] = {"status": "ok", "profile": "full"}
             write_whole(copy_path(part.name), nbformat.writes(analysis.notebook))
-            stated[part.name] = analysis.claims
+            is_page = part.only_shows and not part.name.endswith(DETAILS)
+            stated[part.name] = say.every(part.name) if is_page else analysis.claims
     return stated
 
 

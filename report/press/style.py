@@ -7,7 +7,8 @@ by marker and dash, so no figure depends on colour alone.
 
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import StringIO
 from typing import Any, TypeAlias
 
@@ -52,6 +53,7 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5
 Numbers: TypeAlias = Sequence[float] | np.ndarray
 
 _REGISTRY: dict[str, int] = {}
+_OF_PICTURE: dict[str, int] = {}
 
 _PATH = re.compile(r' d="[^"]*"')
 _DIGITS = re.compile(r"(\.\d\d)\d+")
@@ -80,17 +82,32 @@ register("own", "recorded", "published")
 register("fusedlib, warmed up", first=26)
 
 
+SLOTS = len(PALETTE) * len(DASHES)
+"""How many slots differ in colour, or in dash and marker."""
+
+
+@contextmanager
+def slots(of_picture: Mapping[str, int]) -> Iterator[None]:
+    """What is drawn in this block gives these labels these slots, whoever else has them."""
+    _OF_PICTURE.update(of_picture)
+    try:
+        yield
+    finally:
+        _OF_PICTURE.clear()
+
+
 def _slot(name: str) -> int:
     """Slot: a rival's own, a registered name's, else one derived from the name, always the same."""
+    if name in _OF_PICTURE:
+        return _OF_PICTURE[name]
     if (own := next((r.slot for r in rivals.RIVALS.values() if r.name == name), None)) is not None:
         return own
-    size = len(PALETTE) * len(DASHES)
-    return _REGISTRY.get(name, zlib.crc32(name.encode()) % size)
+    return _REGISTRY.get(name, zlib.crc32(name.encode()) % SLOTS)
 
 
 def label(name: str) -> str:
     """What a rival is called in figures and tables; any other name stays as it is."""
-    return rivals.labels().get(name, name)
+    return name if name in _OF_PICTURE else rivals.labels().get(name, name)
 
 
 def colour(name: str) -> str:

@@ -17,7 +17,7 @@ import nbformat
 from press.running.config import DETAILS, Config
 
 NUMBER = re.compile(
-    r'\[([^\]\n]*)\]\((?:(?P<other>\w+)\.ipynb)?#(?P<claim>[\w-]+) "(?P<value>\w+)"\)'
+    r'\[([^\]\n]*)\]\((?:[\w./]*?(?P<other>\w+)\.ipynb)?#(?P<claim>[\w-]+) "(?P<value>\w+)"\)'
 )
 Numbers = Mapping[tuple[str, str, str], str]
 """A number's text by study, claim and value."""

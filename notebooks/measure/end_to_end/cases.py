@@ -7,7 +7,6 @@ import torch
 
 from fusedlib.bench.arguments import require_known, require_least
 from fusedlib.bench.attempt import Unavailable
-from measure.mlp_rivals import MODULE
 from measure.racing import rivals
 from measure.racing.cases import Case, device_of, grid
 from measure.racing.memory import require_memory
@@ -15,6 +14,7 @@ from measure.racing.rivals import Task
 from measure.transformer_trainer import WEIGHTS
 from models import transformer
 from models.transformer import Transformer, TransformerConfig, config
+from study.mlp import MODULE
 
 Call = Callable[..., Any]
 COMPILE = Task[[Transformer], Call]("compile")

@@ -20,11 +20,9 @@ from fusedlib.bench import check
 from fusedlib.bench.turns import Checked
 from fusedlib.ops import fused_class
 from fusedlib.patch import apply
-from measure import mlp_rivals, swiglu  # noqa: F401  (swiglu registers who else computes the MLP)
 from measure.compiling import call_until_compiled, counting_graphs, warm_compiler
 from measure.end_to_end import measure
 from measure.end_to_end.cases import COMPILE, RACES, Call, require_possible, shape
-from measure.mlp_rivals import MODULE
 from measure.racing import rivals, step_clock, sustained
 from measure.racing.cases import Case
 from measure.racing.race import Race
@@ -32,6 +30,8 @@ from measure.racing.rivals import rival
 from measure.racing.settings import matmul_settings
 from measure.transformer_trainer import WEIGHTS, Trainer, autocast_bf16
 from models.transformer import SwiGLU, Transformer, loss, sharing_copy
+from study import mlp
+from study.mlp import MODULE
 
 LAYERS = 2
 # Of a turn, after a step that gives the host the head start which it has in a loop.
@@ -159,7 +159,7 @@ def _path(model: Transformer, case: Case) -> str | None:
     tokens, width = case["batch_size"] * case["context_length"], model.embedding.embedding_dim
     dtype = torch.float32 if case["precision"] == "fp32" else torch.bfloat16
     x = torch.empty(tokens, width, device=case["device"], dtype=dtype)
-    return mlp_rivals.path(model.blocks[0].get_submodule("mlp"), x)
+    return mlp.path(model.blocks[0].get_submodule("mlp"), x)
 
 
 # --- compilation ----------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ from measure.llama.arms import TASK, require_possible
 from measure.llama.exact import ExactModel, plain_loss
 from measure.llama.models import CONFIGS, Call, build, copy_of, tokens
 from measure.llama.trainer import LlamaTrainer
-from measure.mlp_problem import PLAIN_PATH
 from measure.racing import rivals, step_clock, sustained
 from measure.racing.cases import Case
 from measure.racing.race import Race
 from measure.racing.settings import matmul_settings
+from study.mlp import PLAIN_PATH
 
 
 class Setup:

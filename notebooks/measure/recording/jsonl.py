@@ -5,7 +5,7 @@ import fcntl
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import IO, Any
@@ -39,7 +39,12 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def append_object(path: Path, row: dict[str, Any]) -> None:
-    """Append one object as a line, whole or not at all, flushed to disk.
+    """Append one object as a line, as `append_objects` does."""
+    append_objects(path, [row])
+
+
+def append_objects(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Append objects, a line each, all or none of them, flushed to disk.
 
     Writers in several processes take turns by a lock on the file. A torn last line left by a
     killed writer is first moved into a file beside, so that the new line does not continue it.
@@ -47,7 +52,8 @@ def append_object(path: Path, row: dict[str, Any]) -> None:
     Raises:
         ResultsError: folder not writable, disk full; the file then is as it was.
     """
-    data = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+    data = "".join(lines).encode()
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b", buffering=0) as file:

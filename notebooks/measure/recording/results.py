@@ -60,6 +60,7 @@ ASSEMBLED = "assembled"
 RECORDING = "FUSEDLIB_RECORDING"
 LOCK = ".measuring"
 
+REPLAY = "FUSEDLIB_REPLAY"
 REPLAYED: ContextVar[str] = ContextVar("REPLAYED", default="")
 """Set while cells run over the rows there are, and measure nothing: "all" of them, or those that
 are "committed"."""
@@ -72,11 +73,17 @@ def replaying(rows: str = "") -> Iterator[None]:
     Args:
         rows: "all" or "committed"; by default those of a block around this one, else all.
     """
-    before = REPLAYED.set(rows or REPLAYED.get() or "all")
+    chosen, before = rows or REPLAYED.get() or "all", os.environ.get(REPLAY)
+    token = REPLAYED.set(chosen)
+    os.environ[REPLAY] = chosen  # for topics, which may be read in another process
     try:
         yield
     finally:
-        REPLAYED.reset(before)
+        REPLAYED.reset(token)
+        if before is None:
+            del os.environ[REPLAY]
+        else:
+            os.environ[REPLAY] = before
 
 
 def case_id(study: str, case: Mapping[str, Any]) -> str:
@@ -443,7 +450,7 @@ class Recorder:
             "case": case_id(self.study, case),
             "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "took_s": round(self._clock - before, 1), "status": status, "reason": reason,
-            **{k: plain(v) for k, v in case.items()}, **_finite(figures),
+            **{k: plain(v) for k, v in case.items()}, **finite(figures),
         }  # fmt: skip
         if status != "unavailable" or self.only is None or row["case"] in self.only:
             self._write(row)
@@ -541,7 +548,7 @@ def plain(value: Any) -> Any:
     raise ValueError(f"{value!r} ({type(value).__name__}) is no plain value; rows are flat")
 
 
-def _finite(figures: Mapping[str, Any]) -> dict[str, Any]:
+def finite(figures: Mapping[str, Any]) -> dict[str, Any]:
     """JSON has no inf and nan: such a figure becomes null and is named in `nonfinite`."""
     out: dict[str, Any] = {}
     bad: list[str] = []

@@ -194,7 +194,7 @@ class Numbers(Preprocessor):
     """Headings, tables and figures get numbers and anchors; links find what they name.
 
     A link `[picture above](#name)` finds a target of its own notebook first, then of any, and
-    `[table](../report/sections/03_kernels.ipynb#name)` one of that notebook, or its section. Words
+    `[table](../report/sections/04_memory.ipynb#name)` one of that notebook, or its section. Words
     for readers of notebooks become "Figure 2"; a number's text stays. On the page of one notebook
     a link to another keeps its words and leads to that one's page. A link that finds nothing is
     only its words, and in the paper stands in the notebook's `dead`.
@@ -287,7 +287,8 @@ class Numbers(Preprocessor):
 def _part(path: str) -> str:
     """The name of the part of the study that a notebook is, by its path in a link."""
     file = Path(path)
-    return file.stem + (DETAILS if file.parent.name == "sections" else "")
+    is_page = not file.stem[:1].isdigit()  # of a topic, which has no number
+    return file.stem + (DETAILS if file.parent.name == "sections" and not is_page else "")
 
 
 def _index(nb: Any) -> str:

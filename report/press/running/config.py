@@ -14,6 +14,8 @@ from measure.study import PROFILES
 AUTO = "auto"
 # Name of the executed frame beside the studies.
 FRAME = "report"
+SECTIONS = "sections"
+"""Folder of `report` that holds topics' pages, and what only the appendix needs of a study."""
 DETAILS = "_details"
 """Ends the name of a notebook in `report/sections`, which shows what only the appendix needs."""
 # The published tables were measured on a card of 80 GB; their largest size needs that much.
@@ -29,7 +31,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Study:
-    """One notebook of the study; its rows lie in `<name>.jsonl`.
+    """One notebook of the study, or a topic's page; its rows lie in `<name>.jsonl`.
 
     Attributes:
         profiles: the sizes of what it measures, by profile.
@@ -45,8 +47,8 @@ class Study:
 
     @property
     def only_shows(self) -> bool:
-        """Whether it shows rows and does nothing else, as what only the appendix needs."""
-        return self.name.endswith(DETAILS)
+        """Whether it shows rows and does nothing else, as a topic's page."""
+        return self.notebook.parent == paths.REPORT / SECTIONS
 
     @property
     def reads(self) -> set[str] | None:
@@ -55,7 +57,8 @@ class Study:
             return None
         own = self.name.removesuffix(DETAILS)
         text = self.notebook.read_text(encoding="utf-8")
-        others = {path.stem for path in self.notebook.parent.glob("*.ipynb")}
+        topics = (paths.NOTEBOOKS / "study").glob("*.py")
+        others = {path.stem for path in (*self.notebook.parent.glob("*.ipynb"), *topics)}
         return {own, *(name for name in others if f'\\"{name}\\"' in text)}
 
 
@@ -135,10 +138,11 @@ def load(path: Path | None = None) -> Config:
     for study in (*studies, frame):
         if not study.notebook.is_file():
             raise ConfigError(f"{path}: the notebook {study.notebook} does not exist")
-    folder = notebook.parent / "sections"
+    folder = notebook.parent / SECTIONS
     details = tuple(
         Study(study.name + DETAILS, study.title, "", file, {profile: {} for profile in PROFILES})
-        for study in studies if (file := folder / f"{study.name}.ipynb").is_file()
+        for study in studies
+        if (file := folder / f"{study.name}.ipynb").is_file() and file != study.notebook
     )  # fmt: skip
     guides = tuple(_guide(path, str(name)) for name in data.get("guides", []))
     return Config(studies, frame, details, guides)
@@ -157,7 +161,9 @@ def _guide(path: Path, name: str) -> Study:
 def _study(
     folder: Path, name: str, title: str, question: str, measure: str = "", **profiles: Any
 ) -> Study:  # fmt: skip
-    return Study(name, title, question, folder / f"{name}.ipynb", profiles, measure)
+    notebook, page = folder / f"{name}.ipynb", paths.REPORT / SECTIONS / f"{name}.ipynb"
+    is_page = not notebook.is_file() and page.is_file()
+    return Study(name, title, question, page if is_page else notebook, profiles, measure)
 
 
 def choose_profile(name: str) -> tuple[str, str]:

@@ -13,7 +13,10 @@ from measure.recording import paths, results
 from press.running.config import FRAME
 from press.running.products import copy_path
 
-CODE = ("fusedlib", "notebooks/measure", "notebooks/models", "report/press")
+CODE = (
+    "fusedlib", "notebooks/measure", "notebooks/models", "notebooks/study", "report/press",
+    "report/claims",
+)  # fmt: skip
 
 
 def before_run(notebook: Path, parameters: Mapping[str, Any]) -> str:
@@ -42,9 +45,12 @@ def rows(studies: Iterable[str] | None) -> str:
     """
     folder = paths.results_dir()
     if studies is not None:
-        return _files(path for name in studies for path in folder.glob(f"*/*/{name}.jsonl"))
+        patterns = [f"*/*/{name}.jsonl" for name in studies] + [
+            f"*/{name}.jsonl" for name in studies
+        ]
+        return _files(path for pattern in patterns for path in folder.glob(pattern))
     copies = {*copy_path(FRAME).parent.glob("*.ipynb")} - {copy_path(FRAME)}
-    return _files([*folder.glob("*/*/*.jsonl"), *copies])
+    return _files([*folder.glob("*/*/*.jsonl"), *folder.glob("*/*.jsonl"), *copies])
 
 
 def _files(files: Iterable[Path]) -> str:

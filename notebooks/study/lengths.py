@@ -18,12 +18,12 @@ import torch
 import fusedlib
 from fusedlib.bench import timing
 from fusedlib.reference import swiglu_mlp
-from measure import swiglu
-from measure.mlp_problem import SwiGLUProblem, draw
 from measure.racing import fresh, rivals
 from measure.racing.cases import Case, grid
 from measure.racing.operation import Operation
 from measure.racing.rivals import Workload
+from study import mlp
+from study.mlp import SwiGLUProblem, draw
 
 EXPERIMENT = "lengths"
 TIMEOUT_S = 300.0
@@ -39,7 +39,7 @@ def drawn(count: int, most: int, seed: int = 0) -> list[int]:
     return random.Random(seed).sample(range(1, most + 1), count)
 
 
-def cases(
+def listed(
     rival_names: Sequence[str], *, lengths: int, most: int, hidden_size: int,
     intermediate_size: int, dtype: str, device: str, warmed: Iterable[str] = (),
 ) -> list[dict[str, Any]]:  # fmt: skip
@@ -56,20 +56,20 @@ def cases(
         "hidden_size": hidden_size, "intermediate_size": intermediate_size, "dtype": dtype,
         "device": device,
     }  # fmt: skip
-    names = rivals.chosen(swiglu.TASK, rival_names)
+    names = rivals.chosen(mlp.TASK, rival_names)
     runs = [{"provider": name, "warmed": False} for name in names]
     runs += [{"provider": name, "warmed": True} for name in warmed if name in names]
     return grid(shared, run=runs)
 
 
-def measure(case: Case) -> dict[str, Any]:
+def calls(case: Case) -> dict[str, Any]:
     """The figures of a case: see `in_one_process`.
 
     Raises:
         Unavailable: the rival does not run here.
         Wrong: its results miss the truth.
     """
-    rivals.get(swiglu.TASK, case["provider"]).check_available(case["device"], case["dtype"])
+    rivals.get(mlp.TASK, case["provider"]).check_available(case["device"], case["dtype"])
     names = "hidden_size", "intermediate_size", "dtype", "device", "warmed"
     arguments = {name: case[name] for name in names}
     arguments |= {
@@ -89,9 +89,10 @@ def in_one_process(
     more. Afterwards y and all gradients are held against the truth at two lengths.
 
     Returns:
-        `tokens`, `first_ms`, `second_ms` and `made`, the kernels that the first call compiled for
-        the GPU, in the order of the calls; `first_use_ms`, the very first call; `compile_s`, what
-        calls that compiled took over their second ones; `binaries`, all that were compiled;
+        `lengths_tokens`, `first_ms`, `second_ms` and `made`, the kernels that the first call
+        compiled for the GPU, in the order of the calls; `first_use_ms`, the very first call;
+        `compile_s`, what calls that compiled took over their second ones; `binaries`, all that were
+        compiled;
         `warm_s` and `warm_binaries` of `fusedlib.warm_up`, None without it; and the rival's facts.
 
     Raises:
@@ -100,7 +101,7 @@ def in_one_process(
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-        rival = rivals.get(swiglu.TASK, rival_name)
+        rival = rivals.get(mlp.TASK, rival_name)
         problem = SwiGLUProblem(max(tokens), hidden_size, intermediate_size, dtype=dtype)
         inputs = draw(problem, device)
         rows, upstream = inputs.x.detach().clone(), inputs.dy
@@ -120,11 +121,11 @@ def in_one_process(
         binaries = _compiled(folder)
         for count in (tokens[0], max(tokens)):
             inputs.x.data = rows[:count].clone()
-            right = Operation(swiglu.TASK, replace(inputs, dy=upstream[:count]), swiglu_mlp)
+            right = Operation(mlp.TASK, replace(inputs, dy=upstream[:count]), swiglu_mlp)
             right.figures_of(rival, workload)
     over = [a - b for a, b, new in zip(first, second, compiled, strict=True) if new]
     return {
-        "tokens": list(tokens), "first_ms": first, "second_ms": second, "made": compiled,
+        "lengths_tokens": list(tokens), "first_ms": first, "second_ms": second, "made": compiled,
         "first_use_ms": first[0], "compile_s": sum(over) / 1e3, "binaries": binaries,
         "warm_s": warm_s, "warm_binaries": before if warmed else None, "path": workload.path,
         **rival.facts(),

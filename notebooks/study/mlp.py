@@ -1,0 +1,464 @@
+"""The SwiGLU MLP as a problem: shapes and inputs, who computes it, and how that is checked.
+
+Who computes it alone is an entry of `TASK`, who makes a module of a network one of `MODULE`; a
+plain function of x and three weights is both:
+
+    @swiglu_mlp("mine")
+    def mine(x, w_gate, w_up, w_down):
+        return linear(silu(linear(x, w_gate)) * linear(x, w_up), w_down)
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, silu
+
+from fusedlib import reference
+from fusedlib.bench import timing
+from fusedlib.bench.arguments import require_known, require_least
+from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.turns import Checked
+from fusedlib.ops.mlp import function as functional
+from fusedlib.ops.mlp import route
+from fusedlib.ops.mlp.module import SwiGLUMLP
+from measure.racing import rivals
+from measure.racing.cases import Case
+from measure.racing.operation import Operation
+from measure.racing.rivals import Bound, Task, Workload, rival
+from measure.racing.settings import DIRECTIONS, DTYPES
+from models.transformer import SwiGLU, sharing_copy
+
+PRECISIONS = ("highest", "high")
+PLAIN_PATH = "plain PyTorch"
+"""`path` of a row whose rival ran no kernel of ours."""
+
+
+@dataclass(frozen=True)
+class SwiGLUProblem:
+    """One SwiGLU MLP: y = (silu(x Wgᵀ) ⊙ (x Wuᵀ)) Wdᵀ.
+
+    Args:
+        direction: "forward", "backward" (of a forward outside the clock) or "forward+backward".
+        weight_gradients: False freezes the weights; x alone then receives a gradient.
+        precision: torch's setting for fp32 products, "highest" (IEEE) or "high" (TF32).
+    """
+
+    tokens: int
+    hidden_size: int
+    intermediate_size: int
+    dtype: str = "bfloat16"
+    direction: str = "forward+backward"
+    weight_gradients: bool = True
+    precision: str = "highest"
+
+    def __post_init__(self) -> None:
+        sizes = ("tokens", "hidden_size", "intermediate_size")
+        require_least(1, **{name: getattr(self, name) for name in sizes})
+        require_known("dtype", self.dtype, DTYPES)
+        require_known("direction", self.direction, DIRECTIONS)
+        require_known("precision", self.precision, PRECISIONS)
+
+    @classmethod
+    def of(cls, case: Case) -> "SwiGLUProblem":
+        """The problem that a case or a row speaks of."""
+        return cls(
+            int(case["tokens"]), int(case["hidden_size"]), int(case["intermediate_size"]),
+            str(case["dtype"]), case.get("direction", "forward+backward"),
+            bool(case.get("weight_gradients", True)), case.get("precision") or "highest",
+        )  # fmt: skip
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a case; `precision` is None where no fp32 product is asked for."""
+        return asdict(self) | {"precision": self.precision if self.dtype == "float32" else None}
+
+    @property
+    def shape(self) -> str:
+        """tokens·hidden·intermediate, for people."""
+        return f"{self.tokens}·{self.hidden_size}·{self.intermediate_size}"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype as torch's."""
+        return getattr(torch, self.dtype)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the matrix products, a multiply-add as two.
+
+        Three products forward, six backward (one for the input and one for the weight of each;
+        three with frozen weights), each 2 · tokens · hidden · intermediate. The activation's
+        O(tokens · intermediate) and whatever a rival computes twice do not count.
+        """
+        product = 2 * self.tokens * self.hidden_size * self.intermediate_size
+        backward = 6 if self.weight_gradients else 3
+        count = {"forward": 3, "backward": backward, "forward+backward": 3 + backward}
+        return product * count[self.direction]
+
+    @property
+    def compulsory_bytes(self) -> int:
+        """Fewest bytes through device memory: each input read once, each result written once.
+
+        Forward x, 3 weights, y; backward x, 3 weights, dy, dx, 3 gradients; both together x,
+        3 weights, dy, y, dx, 3 gradients. Frozen weights have no gradients.
+        """
+        weights = 3 * self.hidden_size * self.intermediate_size
+        activations = self.tokens * self.hidden_size
+        passes = 2 if self.weight_gradients else 1
+        count = {
+            "forward": weights + 2 * activations,
+            "backward": passes * weights + 3 * activations,
+            "forward+backward": passes * weights + 4 * activations,
+        }[self.direction]
+        return count * DTYPES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Leaves of one problem: x (tokens, hidden), weights as in `reference`, dy like y."""
+
+    x: torch.Tensor
+    w_gate: torch.Tensor
+    w_up: torch.Tensor
+    w_down: torch.Tensor
+    dy: torch.Tensor
+
+    def leaves(self) -> dict[str, torch.Tensor]:
+        """The operands, by name; those that want a gradient require one."""
+        return {"x": self.x, "w_gate": self.w_gate, "w_up": self.w_up, "w_down": self.w_down}
+
+    def frozen(self) -> "Inputs":
+        """The same values, in the same memory, where x alone wants a gradient."""
+        return replace(
+            self, w_gate=self.w_gate.detach(), w_up=self.w_up.detach(), w_down=self.w_down.detach()
+        )
+
+
+def draw(problem: SwiGLUProblem, device: torch.device | str, seed: int = 0) -> Inputs:
+    """Random inputs, scaled so that gate, up and y are O(1); the same ones for the same seed."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(*shape: int, scale: float = 1.0, leaf: bool = True) -> torch.Tensor:
+        values = torch.randn(shape, generator=generator, device=device) * scale
+        return values.to(problem.torch_dtype).requires_grad_(leaf)
+
+    tokens, hidden, inner = problem.tokens, problem.hidden_size, problem.intermediate_size
+    return Inputs(
+        x=normal(tokens, hidden),
+        w_gate=normal(inner, hidden, scale=hidden**-0.5),
+        w_up=normal(inner, hidden, scale=hidden**-0.5),
+        w_down=normal(hidden, inner, scale=inner**-0.5),
+        dy=normal(tokens, hidden, leaf=False),
+    )
+
+
+# --- who computes it ---------------------------------------------------------------------------
+
+TASK = Task[[Inputs], Workload | Bound]("swiglu")
+MODULE = Task[[SwiGLU], nn.Module]("mlp")
+# How the reference calls the modules' weights.
+_OPERANDS = {"gate_proj.weight": "w_gate", "up_proj.weight": "w_up", "down_proj.weight": "w_down"}
+
+
+def swiglu_mlp(
+    name: str, *, path: str | None = None, **options: Any
+) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:  # fmt: skip
+    """Register a function of x, w_gate, w_up and w_down that gives y, as in `fusedlib.reference`,
+    as a rival of every study that races a SwiGLU MLP.
+
+    Args:
+        path: which code it runs, where its package has several implementations.
+    """
+
+    def register(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def alone(inputs: Inputs) -> Workload:
+            leaves = inputs.leaves()
+            return Workload(lambda: compute(**leaves), leaves, path=path)
+
+        def module(own: SwiGLU) -> nn.Module:
+            return FunctionMLP(own, compute)
+
+        for build in (alone, module):
+            build.__doc__, build.__module__ = compute.__doc__, compute.__module__
+        rival(TASK, name, **options)(alone)
+        rival(MODULE, name, **options)(module)
+        return compute
+
+    return register
+
+
+class FunctionMLP(nn.Module):
+    """An MLP's own projections, computed by a function of x and their three weights."""
+
+    def __init__(self, own: SwiGLU, compute: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = own.gate_proj, own.up_proj, own.down_proj
+        self.compute = compute
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., D) -> (..., D)."""
+        return self.compute(x, *(p.weight for p in (self.gate_proj, self.up_proj, self.down_proj)))
+
+
+def compiled(own: SwiGLU, backend: str = "inductor") -> nn.Module:
+    """The model's own lines through torch.compile (dynamic=False); all layers share one graph."""
+    same = sharing_copy(own)
+    same.compile(backend=backend, dynamic=False)
+    return same
+
+
+class FusedMLP(SwiGLUMLP):
+    """`fusedlib.SwiGLUMLP`."""
+
+    def __init__(self, own: SwiGLU, save: str = "gate_up") -> None:
+        inner, width = own.gate_proj.weight.shape
+        super().__init__(width, inner, save=save, device="meta")
+        self.gate_proj, self.up_proj, self.down_proj = own.gate_proj, own.up_proj, own.down_proj
+
+
+rival(MODULE, "eager", settings="The model's own SwiGLU, plain PyTorch")(lambda own: own)
+rival(
+    MODULE, "inductor", traits=frozenset({"slow to set up"}),
+    settings="The model's own lines through torch.compile, dynamic=False, one graph for all layers",
+)(compiled)  # fmt: skip
+rival(
+    MODULE, "fused", requires=("triton",), needs_cuda=True,
+    settings="fusedlib.SwiGLUMLP, which runs plain PyTorch where fp32 products are small",
+)(FusedMLP)  # fmt: skip
+rival(
+    MODULE, "fused-input", requires=("triton",), needs_cuda=True, traits=frozenset({"on request"}),
+    settings='fusedlib.SwiGLUMLP with save="input"',
+)(partial(FusedMLP, save="input"))  # fmt: skip
+
+
+def path(layer: nn.Module, x: Tensor) -> str | None:
+    """Which code of ours a layer runs on x; None for other rivals' layers."""
+    if not isinstance(layer, SwiGLUMLP):
+        return None
+    gate, up = layer.gate_proj.weight, layer.up_proj.weight
+    return "kernels" if route.runs_kernels(x, gate, up) else PLAIN_PATH
+
+
+def stack(name: str, problem: SwiGLUProblem, layers: int, device: str) -> nn.Sequential:
+    """That many layers of a rival in the problem's dtype, weights drawn small."""
+    sizes, build = (problem.hidden_size, problem.intermediate_size), rivals.get(MODULE, name).build
+    factory: dict[str, Any] = {"device": device, "dtype": problem.torch_dtype}
+    return nn.Sequential(*(build(SwiGLU(*sizes, **factory)) for _ in range(layers)))
+
+
+def one_layer(name: str, problem: SwiGLUProblem, inputs: Inputs) -> Workload:
+    """A layer with the inputs' weights, to be held against the reference."""
+    layer = stack(name, problem, 1, str(inputs.x.device))[0]
+    given = inputs.leaves()
+    leaves = {_OPERANDS[name]: weight for name, weight in layer.named_parameters()}
+    with torch.no_grad():
+        for operand, weight in leaves.items():
+            weight.copy_(given[operand])
+    return Workload(lambda: layer(inputs.x), {"x": inputs.x, **leaves}, path=path(layer, inputs.x))
+
+
+ON_REQUEST, SLOW = frozenset({"on request"}), frozenset({"slow to set up"})
+
+
+def fused(inputs: Inputs, save: str = "gate_up") -> Workload:
+    """Our kernels; in fp32 large products split or, in TF32, cuBLAS's; small ones plain PyTorch."""
+    rows = torch.cat([inputs.w_gate, inputs.w_up]).detach()
+    w_gate_up = rows.requires_grad_(inputs.w_gate.requires_grad)
+    leaves = {"x": inputs.x, "w_gate_up": w_gate_up, "w_down": inputs.w_down}
+    return Workload(
+        lambda: functional.swiglu_mlp(inputs.x, w_gate_up, inputs.w_down, save=save), leaves,
+        path=functional.path_of(inputs.x, w_gate_up, inputs.w_down),
+    )  # fmt: skip
+
+
+rival(TASK, "fused", requires=("triton",), needs_cuda=True)(fused)
+rival(
+    TASK, "fused-input", requires=("triton",), needs_cuda=True, traits=ON_REQUEST,
+    settings="Our kernels, keeping x alone for backward and computing gate and up again",
+)(partial(fused, save="input"))  # fmt: skip
+
+
+def searched(work: Workload, inputs: Inputs) -> Workload:
+    """A workload that has run forward and backward once and searched for its fastest kernels there.
+    `search_s` of its rows is how long that pass took, with all that it compiled.
+    """
+    start = perf_counter()
+    work.forward().backward(inputs.dy)
+    timing.synchronize(inputs.dy.device)
+    taken = perf_counter() - start
+    work.reset()
+    return replace(work, figures={"search_s": taken})
+
+
+@rival(TASK, "eager")
+def eager(inputs: Inputs) -> Workload:
+    """Plain PyTorch, an operation at a time."""
+    leaves = inputs.leaves()
+    return Workload(lambda: reference.swiglu_mlp(**leaves), leaves)
+
+
+def inductor(inputs: Inputs, *, dynamic: bool = False, mode: str = "default") -> Workload:
+    """torch.compile, default mode, fullgraph=True, dynamic=False."""
+    leaves = inputs.leaves()
+    compiled = torch.compile(reference.swiglu_mlp, fullgraph=True, dynamic=dynamic, mode=mode)
+    work = Workload(lambda: compiled(**leaves), leaves)
+    return work if mode == "default" else searched(work, inputs)
+
+
+rival(TASK, "inductor", traits=SLOW)(inductor)
+rival(
+    TASK, "inductor-searched", label="torch.compile, searched", slot=9, needs_cuda=True,
+    settings="torch.compile, mode max-autotune-no-cudagraphs, fullgraph=True, dynamic=False",
+    traits=ON_REQUEST,
+)(partial(inductor, mode="max-autotune-no-cudagraphs"))  # fmt: skip
+rival(
+    TASK, "inductor-dynamic", label="torch.compile, any length", slot=16, traits=ON_REQUEST,
+    settings="torch.compile, default mode, fullgraph=True, dynamic=True",
+)(partial(inductor, dynamic=True))  # fmt: skip
+
+
+@swiglu_mlp("liger", path="nvidia-triton")
+def liger(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
+    """Liger's fused silu(gate) · up between cuBLAS products, as its `LigerSwiGLUMLP` does it."""
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+    gated = LigerSiLUMulFunction.apply(linear(x, w_gate), linear(x, w_up))
+    return linear(gated, w_down)
+
+
+@rival(TASK, "liger-mlp", label="Liger, whole MLP", slot=24, traits=ON_REQUEST)
+def liger_mlp(inputs: Inputs) -> Workload:
+    """LigerMLPFunction, as `LigerMLP` has it: gate, up and silu(gate) · up are one kernel."""
+    try:
+        from liger_kernel.ops import LigerMLPFunction
+    except ImportError:
+        raise Unavailable("this liger-kernel has no LigerMLPFunction: 0.8.5 has") from None
+    leaves = inputs.leaves()
+    # Its kernels take a batch of sequences.
+    x, *weights = (leaves[name] for name in ("x", "w_gate", "w_up", "w_down"))
+    work = Workload(
+        lambda: LigerMLPFunction.apply(x[None], *weights)[0], leaves, path="nvidia-triton"
+    )
+    return searched(work, inputs)
+
+
+@rival(
+    TASK, "triton-tf32x3", label="Triton, TF32x3", slot=10, requires=("triton",), needs_cuda=True,
+    dtypes=("float32",), traits=ON_REQUEST,
+)  # fmt: skip
+def triton_tf32x3(inputs: Inputs) -> Workload:
+    """PyTorch's lines, each product one Triton kernel, tl.dot with input_precision="tf32x3"."""
+    from measure.tf32x3_kernel import Linear
+
+    leaves = inputs.leaves()
+
+    def forward() -> Tensor:
+        x, w_gate, w_up, w_down = (leaves[name] for name in ("x", "w_gate", "w_up", "w_down"))
+        gated = silu(Linear.apply(x, w_gate)) * Linear.apply(x, w_up)
+        y: Tensor = Linear.apply(gated, w_down)
+        return y
+
+    return Workload(forward, leaves)
+
+
+def quack(inputs: Inputs, *, tuned: bool = False) -> Workload:
+    """quack.mlp.mlp_func, swiglu, gate and up rows by turns, its tiles as they come."""
+    from quack.mlp import mlp_func  # type: ignore[import-not-found]
+
+    rows = torch.stack([inputs.w_gate.detach(), inputs.w_up.detach()], dim=1).flatten(0, 1)
+    w_gate_up = rows.requires_grad_(inputs.w_gate.requires_grad)
+    leaves = {"x": inputs.x, "w_gate_up": w_gate_up, "w_down": inputs.w_down}
+
+    def forward() -> Tensor:
+        return mlp_func(inputs.x, w_gate_up, inputs.w_down, activation="swiglu", tuned=tuned)
+
+    work = Workload(forward, leaves, alternating=True)
+    return searched(work, inputs) if tuned else work
+
+
+rival(TASK, "quack", label="QuACK", slot=4, traits=SLOW)(quack)
+rival(
+    TASK, "quack-searched", label="QuACK, searched", slot=5, traits=ON_REQUEST,
+    settings="The same with its search for the fastest tiles, two and a half minutes a shape",
+)(partial(quack, tuned=True))  # fmt: skip
+
+
+@rival(TASK, "products", traits=frozenset({"bound"}))
+@torch.no_grad()
+def products(inputs: Inputs) -> Bound:
+    """The problem's matrix products by torch.mm, gate and up packed: what no fusion removes.
+
+    A forward is two products and a backward four (two with frozen weights), each into a tensor that
+    exists already. The operands are the problem's own (gate|up, h and their gradients computed
+    once, outside the clock): power, and with it the clock, depends on the data.
+    """
+    weight_gradients = inputs.w_gate.requires_grad
+    x, w_down, dy = inputs.x.detach(), inputs.w_down.detach(), inputs.dy
+    w_gate_up = torch.cat([inputs.w_gate.detach(), inputs.w_up.detach()])
+    gate_up = x @ w_gate_up.mT
+    gate, up = gate_up.chunk(2, dim=-1)
+    sigmoid = torch.sigmoid(gate)
+    h, d_h = silu(gate) * up, dy @ w_down
+    d_gate = d_h * up * sigmoid * (1 + gate * (1 - sigmoid))
+    d_gate_up = torch.cat([d_gate, d_h * silu(gate)], dim=-1)
+    results = {
+        "y": torch.empty_like(x), "d_x": torch.empty_like(x),
+        "d_w_gate_up": torch.empty_like(w_gate_up), "d_w_down": torch.empty_like(w_down),
+    }  # fmt: skip
+
+    def run(direction: str) -> None:
+        if direction != "backward":
+            torch.mm(x, w_gate_up.mT, out=gate_up)
+            torch.mm(h, w_down.mT, out=results["y"])
+        if direction != "forward":
+            torch.mm(dy, w_down, out=d_h)
+            torch.mm(d_gate_up, w_gate_up, out=results["d_x"])
+            if weight_gradients:
+                torch.mm(dy.mT, h, out=results["d_w_down"])
+                torch.mm(d_gate_up.mT, x, out=results["d_w_gate_up"])
+
+    return Bound(run, results)
+
+
+# --- how it is checked -------------------------------------------------------------------------
+
+
+def sizes(shape: str | tuple[int, int, int]) -> tuple[int, int, int]:
+    """Tokens, hidden and intermediate size of a shape as text."""
+    if not isinstance(shape, str):
+        return shape
+    parts = shape.replace("x", "·").split("·")
+    if len(parts) != 3 or not all(p.isdecimal() for p in parts):
+        raise ValueError(f"a shape is tokens·hidden·intermediate, got {shape!r}")
+    tokens, hidden, inner = map(int, parts)
+    return tokens, hidden, inner
+
+
+def available(case: Case) -> None:
+    """Raise `Unavailable` for what cannot run here, before anything is drawn."""
+    if case.get("launch") == "graph" and torch.device(case["device"]).type != "cuda":
+        raise Unavailable("CUDA graphs need a CUDA GPU")
+    rivals.get(TASK, case["provider"]).check_available(case["device"], case["dtype"])
+
+
+class Setup(Operation):
+    """One problem, whose weights may be frozen."""
+
+    def __init__(self, case: Case) -> None:
+        inputs = draw(SwiGLUProblem.of(case), case["device"])
+        super().__init__(TASK, inputs, reference.swiglu_mlp)
+
+    def check(self, case: Case) -> Checked:
+        """Set a rival up and hold y and every gradient that the problem asks for to the truth."""
+        inputs = self.inputs if case["weight_gradients"] else self.inputs.frozen()
+        return self.checked(rivals.get(TASK, case["provider"]), inputs)
+
+
+def work(case: Case) -> dict[str, Any]:
+    """FLOPs and bytes that a case's problem needs."""
+    problem = SwiGLUProblem.of(case)
+    return {"flops": problem.flops, "compulsory_bytes": problem.compulsory_bytes}

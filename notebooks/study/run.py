@@ -1,0 +1,372 @@
+"""Measuring a topic: what a notebook calls, and `make record`.
+
+    rows = run("kernels", models=["64·128·384"])
+
+A race of which this machine lacks a row is measured whole, and its rows are appended together the
+moment it ends: a run that is killed anywhere has lost that race at most, and goes on with it.
+"""
+
+import importlib
+import json
+import math
+import os
+import pkgutil
+import tarfile
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pandas as pd
+
+import study
+from fusedlib.bench import machine as machines
+from measure.racing import rivals
+from measure.racing.cases import STATUSES, Row, differing, label
+from measure.racing.memory import looking_through_new_objects
+from measure.recording import paths, provenance
+from measure.recording.jsonl import append_objects, read_objects
+from measure.recording.progress import progress
+from measure.recording.results import PROTOCOL, RECORDING, REPLAY, finite, plain, turn_on
+from study import race as racing
+from study.errors import SentenceError, SizesError
+from study.rows import HOW, RECORDINGS, key, load
+
+Case = dict[str, Any]
+_ALIKE = ("environment", "commit", "dirty", "host", "boot_id", "gpu_uuid")
+HEAD = ("race", "provider", "recording", "session", "measured_at", "took_s", "status", "reason")
+
+
+def sized(
+    profiles: Mapping[str, Mapping[str, Any]], profile: str, given: Mapping[str, Any]
+) -> SimpleNamespace:
+    """The sizes of a profile with these values in place of its own: a topic's first line.
+
+    Raises:
+        SizesError: an unknown profile or name, with those that are known, or a value of another
+            kind than the profile's, or a number below one where the profile's is none.
+    """
+    if profile not in profiles:
+        raise SizesError(f"profile must be {' or '.join(profiles)}, not {profile!r}")
+    own = profiles[profile]
+    for name, value in given.items():
+        if name not in own:
+            raise SizesError(f"{name!r} is unknown; known: {', '.join(own)}")
+        examples = [values[name] for values in profiles.values() if name in values]
+        if not any(_fits(value, example) for example in examples):
+            raise SizesError(f"{name} must be {_kind(own[name])}, not {value!r}")
+    return SimpleNamespace(**{**own, **given})
+
+
+def _fits(value: Any, example: Any) -> bool:
+    """Whether a value is of an example's kind; numbers are at least as positive."""
+    if isinstance(example, list):
+        kinds = example[:1] or [""]
+        return isinstance(value, list) and all(_fits(one, kinds[0]) for one in value)
+    if isinstance(example, bool) or isinstance(value, bool) or not isinstance(example, int | float):
+        return isinstance(value, type(example))
+    number = isinstance(value, int) or (isinstance(example, float) and isinstance(value, float))
+    return number and math.isfinite(value) and (value > 0 or example <= 0)
+
+
+def _kind(example: Any) -> str:
+    """An example's kind in words."""
+    if isinstance(example, list):
+        return f"a list such as {example!r}"
+    if isinstance(example, bool):
+        return "True or False"
+    kind = {int: "a whole number", float: "a number", str: "a text"}[type(example)]
+    above = " above 0" if isinstance(example, int | float) and example > 0 else ""
+    return f"{kind}{above}, such as {example!r}"
+
+
+def topics() -> list[str]:
+    """Names of the topics: modules of `study` that say what they measure, and how."""
+    names = [module.name for module in pkgutil.iter_modules(study.__path__)]
+    return [name for name in names if hasattr(importlib.import_module(f"study.{name}"), "PROFILES")]
+
+
+def topic(name: str) -> ModuleType:
+    """The module of a topic.
+
+    Raises:
+        SentenceError: unknown, with those that are known.
+    """
+    known = topics()
+    if name not in known:
+        raise SentenceError(f"topic {name!r} is unknown; known: {', '.join(known)}")
+    return importlib.import_module(f"study.{name}")
+
+
+def races(name: str, profile: str = "quick", **sizes: Any) -> dict[str, list[Case]]:
+    """The cases of a topic, those of a race together, by their race, in the order of the topic.
+
+    Raises:
+        SizesError: an unknown size, or a value that does not fit.
+    """
+    try:
+        listed = topic(name).cases(profile, **sizes)
+    except ValueError as error:
+        raise SizesError(f"{name}: {error}") from None
+    return grouped(name, listed)
+
+
+def grouped(name: str, cases: Iterable[Case]) -> dict[str, list[Case]]:
+    """Cases of a topic by their race, each case once."""
+    found: dict[str, list[Case]] = {}
+    for case in cases:
+        _require_flat(case)
+        race = found.setdefault(key(name, case), [])
+        if case not in race:
+            race.append(case)
+    return found
+
+
+def run(
+    name: str, profile: str = "quick", *, fresh: bool | None = None, until: float = math.inf,
+    into: str = "", only: Collection[str] | None = None, **sizes: Any,
+) -> pd.DataFrame:  # fmt: skip
+    """Measure of a topic what this machine lacks, and give its rows with this machine's.
+
+    A race is measured if one of its cases has no row, or one that failed, or that may be had now;
+    and if a notebook itself defines who runs. While rows are replayed nothing is measured.
+
+    Args:
+        profile: whose sizes hold where none are given: "quick", or "full" for a large GPU.
+        fresh: measure all anew; by default when `$FRESH` is set to anything but 0.
+        until: seconds since 1970; from then on no race begins.
+        into: the set of recordings that the rows go into; by default `$FUSEDLIB_RECORDING`, else
+            this machine's newest of the profile, or with `fresh` a new one.
+        only: races that are measured; by default all.
+        sizes: in place of the profile's. One that is as the profile quick has it is not set.
+
+    Raises:
+        SizesError: an unknown size, or a value that does not fit.
+        ResultsError: rows cannot be read or written.
+    """
+    quick = topic(name).PROFILES.get("quick", {})
+    if profile != "quick":  # a knob that nobody turned: another profile has its own
+        sizes = {n: value for n, value in sizes.items() if value != quick.get(n)}
+    asked = races(name, profile, **sizes)
+    if only is not None:
+        asked = {race: cases for race, cases in asked.items() if race in only}
+    if REPLAY in os.environ:
+        return load(name)
+    fresh = os.environ.get("FRESH", "0") not in ("", "0") if fresh is None else fresh
+    place = _Place(paths.results_dir() / machines.key(), name, profile)
+    begun = place.set_for(into or os.environ.get(RECORDING, ""), fresh)
+    if place.lacking(asked, begun, fresh):
+
+        def is_over() -> bool:
+            return time.time() > until
+
+        with turn_on(place.folder, name, is_over), _searched(asked):
+            # Another run may have measured them meanwhile.
+            _measure(place, place.lacking(asked, begun, fresh), begun, is_over)
+    return load(name, here=True)
+
+
+def _measure(
+    place: "_Place", todo: Mapping[str, list[Case]], begun: str, is_over: Callable[[], bool]
+) -> None:
+    """Measure these races, and append the rows of each the moment it ends."""
+    measure, written = topic(place.topic).measure, 0
+    names = [n for n in differing(c for race in todo.values() for c in race) if n not in HOW]
+    recording = ""
+    try:
+        with progress(place.topic, sum(map(len, todo.values()))) as shown:
+            for race in todo.values():
+                if is_over():
+                    break
+                shown.case(label(race[0], names))
+                began, clock = datetime.now(UTC), time.monotonic()
+                rows: list[Row] = measure(race)
+                recording = recording or place.recording(begun, began)
+                seconds = (time.monotonic() - clock) / max(len(rows), 1)
+                place.append([_line(place.topic, row, recording, seconds) for row in rows])
+                written += len(rows)
+                for _ in race:
+                    shown.done()
+    finally:
+        racing.free()
+    print(f"{place.topic}: {written} rows written · {place.path}")
+
+
+def _searched(asked: Mapping[str, list[Case]]) -> AbstractContextManager[None]:
+    on_cpu = all(case.get("device") == "cpu" for race in asked.values() for case in race)
+    return looking_through_new_objects() if on_cpu else nullcontext()
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a topic's rows of this machine lie."""
+
+    folder: Path
+    topic: str
+    profile: str
+
+    @property
+    def path(self) -> Path:
+        return self.folder / f"{self.topic}.jsonl"
+
+    @property
+    def known(self) -> Path:
+        """The file of recordings: beside a visitor's rows, else the repository's."""
+        visitor = not self.folder.exists() or (self.folder / ".gitignore").exists()
+        is_visitor = visitor and not os.environ.get(machines.NAME)
+        return (self.folder if is_visitor else self.folder.parent) / RECORDINGS
+
+    def recordings(self) -> list[dict[str, Any]]:
+        """Those of this machine, the oldest first."""
+        lines = read_objects(self.known) if self.known.exists() else []
+        return [line for line in lines if line["machine"] == self.folder.name]
+
+    def set_for(self, into: str, fresh: bool) -> str:
+        """The set that a run writes into."""
+        own = [line["set"] for line in self.recordings() if line["profile"] == self.profile]
+        if into or (own and not fresh):
+            return into or str(own[-1])
+        day = f"{datetime.now(UTC):%Y-%m-%d}" + f"-{self.profile}" * (self.profile != "full")
+        taken = {line["set"] for line in self.recordings()}
+        names = (day if n == 1 else f"{day}.{n}" for n in range(1, len(taken) + 2))
+        return next(name for name in names if name not in taken)
+
+    def lacking(
+        self, asked: Mapping[str, list[Case]], begun: str, fresh: bool
+    ) -> dict[str, list[Case]]:
+        """Of these races those that are to be measured."""
+        sets = {line["id"]: line["set"] for line in self.recordings()}
+        lines = read_objects(self.path) if self.path.exists() and not fresh else []
+        there = {
+            (row["race"], row["provider"]): row for row in lines
+            if sets.get(row["recording"]) == begun
+        }  # fmt: skip
+        return {
+            race: cases for race, cases in asked.items()
+            if any(self._lacks(there.get((race, case.get("provider"))), case) for case in cases)
+        }  # fmt: skip
+
+    def _lacks(self, row: Mapping[str, Any] | None, case: Case) -> bool:
+        if row is None or row["status"] == "failed" or rivals.is_own(str(case.get("provider"))):
+            return True
+        if row["status"] != "unavailable":
+            return False
+        available = getattr(topic(self.topic), "available", None)
+        if available is None:
+            return False
+        try:
+            available(case)
+        except Exception:
+            return False
+        return True
+
+    def recording(self, begun: str, began: datetime) -> str:
+        """The id of this run's recording, noted where the run before was another."""
+        commit, dirty = provenance.commit()
+        facts = machines.describe().as_dict() | {"commit": commit, "dirty": dirty}
+        own = [line for line in self.recordings() if line["set"] == begun]
+        if own and all(own[-1].get(name) == facts[name] for name in _ALIKE):
+            return str(own[-1]["id"])
+        number = f".{len(own) + 1}" * bool(own)
+        line = {
+            "id": f"{begun}{number}", "set": begun, "machine": self.folder.name,
+            "profile": self.profile, **facts, "began": began.isoformat(timespec="seconds"),
+            "files": provenance.files(),
+        }  # fmt: skip
+        append_objects(self.known, [json.loads(json.dumps(line))])
+        return str(line["id"])
+
+    def append(self, rows: Sequence[dict[str, Any]]) -> None:
+        append_objects(self.path, rows)
+
+
+def _line(name: str, row: Row, recording: str, seconds: float) -> dict[str, Any]:
+    """A row as it is written.
+
+    A figure `wrong` with a reason makes the row wrong: it is a published result that is timed all
+    the same, as its authors did, and its times go by names of their own, `PROTOCOL` before each.
+    """
+    case, figures = dict(row.case), dict(row.figures)
+    status, reason = row.status, row.reason
+    if why := figures.pop("wrong", None):
+        figures = {PROTOCOL + n if n.endswith(("_ms", "_s")) else n: v for n, v in figures.items()}
+        status, reason = "wrong", why
+    if status not in STATUSES:
+        raise ValueError(f"status {status!r} is unknown; known are {', '.join(STATUSES)}")
+    head = {
+        "race": key(name, case), "provider": case.pop("provider", None), "recording": recording,
+        "session": figures.pop("session", None),
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "took_s": round(seconds, 1), "status": status, "reason": reason,
+    }  # fmt: skip
+    if taken := sorted(figures.keys() & {*head, *case}):
+        raise ValueError(f"figures may not be named like the row's own fields: {taken}")
+    return {**head, **{k: plain(v) for k, v in case.items()}, **finite(figures)}
+
+
+def _require_flat(case: Mapping[str, Any]) -> None:
+    for name, value in case.items():
+        if name in HEAD and name != "provider":
+            raise ValueError(f"a case may not have a field named {name!r}: the row's head has it")
+        if value is not None and not isinstance(value, (bool, int, float, str)):
+            raise ValueError(f"case field {name}={value!r} is no plain scalar; cases are flat")
+
+
+def fields(name: str) -> list[str]:
+    """Names of the fields of a topic's cases."""
+    listed: Iterable[Case] = (
+        case for profile in topic(name).PROFILES for race in races(name, profile).values()
+        for case in race
+    )  # fmt: skip
+    return list(dict.fromkeys(field for case in listed for field in case))
+
+
+def recorded(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The recordings of a machine's folder by their set, the oldest first."""
+    sets: dict[str, list[dict[str, Any]]] = {}
+    for line in _Place(folder, "", "full").recordings():
+        sets.setdefault(line["set"], []).append(line)
+    return sets
+
+
+def lacking(name: str, into: str) -> dict[str, list[Case]]:
+    """What the profile full measures of a topic, on a CUDA GPU, and this machine's set lacks."""
+    place = _Place(paths.results_dir() / machines.key(), name, "full")
+    return place.lacking(races(name, "full", device="cuda"), into, fresh=False)
+
+
+def carried(into: str) -> dict[str, str]:
+    """What this machine's set of recordings has, as files by the name that they have in a folder
+    of results: for a machine from which nothing else comes back. `add` takes them.
+    """
+    place = _Place(paths.results_dir() / machines.key(), "", "full")
+    lines = [line for line in place.recordings() if line["set"] == into]
+    ids = {line["id"] for line in lines}
+    files = {RECORDINGS: lines} if lines else {}
+    for path in sorted(place.folder.glob("*.jsonl")):
+        found = [row for row in read_objects(path) if row.get("recording") in ids]
+        files |= {f"{place.folder.name}/{path.name}": found} if found else {}
+    return {
+        name: "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        for name, lines in files.items()
+    }  # fmt: skip
+
+
+def add(file: Path) -> int:
+    """Add the rows of a file that was carried here to the folder of results; how many are new."""
+    added = 0
+    with tarfile.open(file) as archive:
+        for member in archive.getmembers():
+            read = archive.extractfile(member)
+            if read is None or not member.name.endswith(".jsonl"):
+                continue
+            path = paths.results_dir() / member.name
+            known = {*path.read_text(encoding="utf-8").splitlines()} if path.exists() else set()
+            new = [line for line in read.read().decode().splitlines() if line not in known]
+            append_objects(path, map(json.loads, new))
+            added += len(new) * (path.name != RECORDINGS)
+    return added

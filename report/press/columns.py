@@ -1,0 +1,144 @@
+"""What columns of rows mean to a reader, from `notebooks/study/columns.toml`.
+
+Labels, units, names and order of values, and how the series of a picture look.
+"""
+
+import dataclasses
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from numbers import Number
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+import study
+from fusedlib.bench import machine as machines
+from measure.racing import rivals
+from press import style
+from press.formats import formatted, is_missing
+from study.rows import folders
+
+FILE = Path(study.__file__).parent / "columns.toml"
+OWN = "this machine"
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column means to a reader; the head of `columns.toml` explains each entry."""
+
+    label: str
+    format: str = ""
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    order: Sequence[Any] = ()
+    slots: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    log: bool = False
+    field: bool = False
+    repeats: bool = False
+
+
+@cache
+def columns() -> dict[str, Column]:
+    """The columns of `columns.toml`, by name."""
+    entries = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    return {name: Column(**table) for name, table in entries.items()}
+
+
+def column(name: str) -> Column:
+    """What a column means; one that has no entry is called by its own name."""
+    return columns().get(name) or Column(name.replace("_", " "))
+
+
+def recorded_machines() -> set[str]:
+    """The machines whose rows are part of the repository."""
+    return {machines.label(folder.name) for folder in folders(here=False)}
+
+
+def is_gone(value: Any) -> bool:
+    """Whether a value is missing, in any of pandas' ways."""
+    return value is pd.NA or value is pd.NaT or is_missing(value)
+
+
+def _recorded(value: Any) -> str:
+    """A value as `columns.toml` names it: 64.0 as 64."""
+    whole = isinstance(value, float | np.floating) and float(value).is_integer()
+    return str(int(value)) if whole else str(value)
+
+
+def read(name: str, value: Any) -> str:
+    """How a value of a column reads; a missing one is "none"."""
+    if is_gone(value):
+        return "none"
+    if name == "machine" and value not in recorded_machines():
+        return OWN if value == machines.label(machines.key()) else str(value)
+    says = column(name)
+    names = {**says.names, **(rivals.labels() if name == "provider" else {})}
+    if _recorded(value) in names:
+        return names[_recorded(value)]
+    if isinstance(value, bool | np.bool_):
+        return says.label if value else f"no {says.label}"
+    if isinstance(value, int | float | np.number):
+        return formatted(value, says.format or (",d" if float(value).is_integer() else ""))
+    return str(value)
+
+
+def looks(by: str, values: Iterable[Any]) -> dict[Any, int]:
+    """Slots of `press.style` for the series of one picture, in their order; no two look alike.
+
+    Each has its usual colour; of several with the same one the first has it, and the others free
+    ones. From the eighth series on colours come again, with another marker and dash.
+    """
+    usual, taken, colours = _usual(by), dict[Any, int](), len(style.PALETTE)
+    ordered = ordered_values(by, values)
+    for value in ordered:
+        slot = usual.get(value)
+        if slot is not None and slot % colours not in {other % colours for other in taken.values()}:
+            taken[value] = slot
+    for value in (value for value in ordered if value not in taken):
+        used = {slot % colours for slot in taken.values()}
+        free = [slot for slot in range(colours) if slot not in used]
+        again = (slot for slot in range(style.SLOTS) if slot not in taken.values())
+        taken[value] = free[0] if free else next(again)
+    return {value: taken[value] for value in ordered}
+
+
+def _usual(name: str) -> dict[Any, int]:
+    """The usual slot of each known value, in the order in which they are shown."""
+    if name == "provider":
+        registered = {rival.name: rival.slot for rival in rivals.RIVALS.values()}
+        slots = {**column(name).slots, **registered}
+        return dict(sorted(slots.items(), key=lambda item: item[1]))
+    known = [*(column(name).order or column(name).names)]
+    known += sorted(recorded_machines().difference(known)) if name == "machine" else []
+    return {value: at for at, value in enumerate(known)}
+
+
+def ordered_values(name: str, values: Iterable[Any]) -> list[Any]:
+    """Different values in the order in which they are shown, a missing one last, as None.
+
+    Known ones come first; others by number, those like 64·128 by their numbers, or as they come.
+    """
+    there = list(dict.fromkeys(None if is_gone(value) else value for value in values))
+    listed = [value for value in there if value is not None]
+    known = {str(value): at for at, value in enumerate(_usual(name))}
+    key: Callable[[Any], Any] = listed.index
+    if all(isinstance(value, Number) for value in listed):
+        key = float
+    elif all(re.fullmatch(r"\d+(·\d+)*", str(value)) for value in listed):
+        key = _sizes
+    ordered = sorted(listed, key=lambda v: (known.get(_recorded(v), len(known)), key(v)))
+    return ordered + [None] * (None in there)
+
+
+def _sizes(shape: str) -> list[int]:
+    return [int(size) for size in shape.split("·")]
+
+
+def value_labels(name: str, ordered: Sequence[Any]) -> list[str]:
+    """How values read; two that read alike also as they are recorded."""
+    texts = [read(name, value) for value in ordered]
+    return [t if texts.count(t) == 1 else f"{t} ({v})" for t, v in zip(texts, ordered, strict=True)]

@@ -1,0 +1,393 @@
+"""Rows shown: dots, lines, bars and tables of a frame as `study.rows.load` gives it.
+
+    rows = load("kernels").query("group == 'models' and dtype == 'bfloat16' and launch == 'python'")
+    dots(ratio(rows, over="products"), "ratio", "model", panel="direction", most=7)
+
+What a column means stands in `notebooks/study/columns.toml`: label, unit, names of its values, and
+their order. Rows that differ in something that was not chosen are refused.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from numbers import Number
+from typing import Any
+
+import pandas as pd
+from pandas.io.formats.style import Styler
+
+from press import display, plots, style
+from press import published as tables
+from press.columns import (
+    column,
+    columns,
+    is_gone,
+    looks,
+    ordered_values,
+    read,
+    recorded_machines,
+    value_labels,
+)
+from press.plots import Picture
+from press.tabs import tabs
+
+__all__ = ["bars", "columns", "dots", "lines", "published", "table", "tabs"]
+
+SPAN, SPAN_OF_LOG = 30, 3
+"""From which factor on an axis is logarithmic, and that of a column that says `log`."""
+MARKS = ("filled", "open", "cross")
+"""Marks of the first, second and third machine."""
+Columns = str | Sequence[str]
+
+
+# --- pictures ------------------------------------------------------------------------------------
+
+
+def dots(
+    rows: pd.DataFrame, x: str, y: str, by: str = "provider", *, panel: Columns | None = None,
+    reference: float | None = None, most: int = 4, title: str | None = None,
+) -> Picture:  # fmt: skip
+    """A row a category in `y`, and on it a mark a name in `by` at its `x`.
+
+    Args:
+        rows: a row a case, as `study.rows.load` gives them. Those whose status is not "ok" have no
+            mark. Up to three machines are told apart by filled marks, open ones and crosses.
+        x: a column of numbers.
+        y: a column whose values are the categories.
+        by: a column whose values are the series.
+        panel: a panel a value of this column, or a combination of values of several.
+        reference: where a thin line stands; of the column "ratio" by default at 1.
+        most: how many series there may be.
+        title: above the picture.
+
+    Raises:
+        ValueError: a column is missing, there are more series or machines, or rows on one mark
+            differ in something that was not chosen; with what to do.
+    """
+    return _picture(plots.points, rows, x, [y], by, panel, reference, most, title)
+
+
+def lines(
+    rows: pd.DataFrame, x: str, y: str, by: str = "provider", *, panel: Columns | None = None,
+    reference: float | None = None, most: int = 4, title: str | None = None,
+) -> Picture:  # fmt: skip
+    """A line a name in `by` over the numbers in `x`, at the height `y`; else as `dots`.
+
+    Raises:
+        ValueError: as of `dots`; or `x` has no numbers.
+    """
+    return _picture(plots.lines, rows, y, [x], by, panel, reference, most, title)
+
+
+def bars(
+    rows: pd.DataFrame, x: str, y: str, by: str = "provider", *, panel: Columns | None = None,
+    stacked: bool = False, most: int = 4, title: str | None = None,
+) -> Picture:  # fmt: skip
+    """Lying bars from 0 to `x`, a group a category in `y`; else as `dots`.
+
+    A name in `by` is a bar, or with `stacked` a part of one. Bars are the first machine's, other
+    machines have marks on them; stacked ones are a bar a machine. Their axis is never logarithmic.
+
+    Raises:
+        ValueError: as of `dots`.
+    """
+    several = "machine" in rows and rows["machine"].nunique() > 1
+    at = list(dict.fromkeys([y, "machine"])) if stacked and several else [y]
+    return _picture(plots.bars, rows, x, at, by, panel, None, most, title, stacked=stacked)
+
+
+def _picture(
+    plot: Callable[..., plots.Picture], rows: pd.DataFrame, value: str, at: list[str], by: str,
+    panel: Columns | None, reference: float | None, most: int, title: str | None, **options: Any,
+) -> Picture:  # fmt: skip
+    panels, over = _listed(panel), at[0] if plot is plots.lines else None
+    every = list(dict.fromkeys([*panels, by, *at, "machine"]))
+    marks = _with_marks(rows, [value, *_listed(over)], [*at, by], panels)
+    if marks.empty:
+        return _nothing(rows, value, title)
+    _require_alike(marks, every, "mark", 'a panel each: panel="{}"')
+    own = _own_machines(marks)
+    marks = _medians(marks, every, value)
+    ordered = {name: ordered_values(name, marks[name]) for name in every}
+    _require_few(by, ordered[by], most, f", or most={len(ordered[by])} for all")
+    _require_few("machine", ordered["machine"], len(MARKS))
+    if plot is not plots.bars and value == "ratio" and reference is None:
+        reference = 1.0
+    spans = [name for name in (value, over) if name]
+    within = _within(marks, own, spans, 0.0 if plot is plots.bars else reference)
+    marks, beyond = marks[within], int((~within).sum())
+
+    shown = pd.DataFrame({value: marks[value], **{n: _labelled(n, marks[n]) for n in every}})
+    shown = shown.sort_values(every, kind="stable")
+    place = over or ", ".join(at)
+    shown["panel"] = _joined(shown, panels)
+    shown[place] = _whole(marks[over].loc[shown.index]) if over else _joined(shown, at)
+    there = [name for name in ordered["machine"] if name is not None]
+    cards = there if there[1:] and "machine" not in (*panels, by, *at) else []
+    words = column(value).label
+    if len(there) == 1:
+        words += f" ({read('machine', there[0])})"
+    sides, options = (value, place), options | {
+        "panel": "panel" if panels else None, "spec": column(value).format,
+        "card": "machine" if cards else None, "legend": False, "xlabel": words,
+    }  # fmt: skip
+    if over:
+        sides = (place, value)
+        options |= {"logx": _is_log(over, marks[over]), "logy": _is_log(value, marks[value]),
+                    "reference": reference, "xlabel": column(over).label,
+                    "ylabel": words}  # fmt: skip
+    elif plot is plots.points:
+        options |= {"logx": _is_log(value, marks[value]), "reference": reference, "share": True}
+    slots = dict(zip(value_labels(by, ordered[by]), looks(by, ordered[by]).values(), strict=True))
+    with style.slots(slots):
+        drawn = plot(shown, *sides, by, **options)
+    _legend(drawn.figure, plot, cards, beyond)
+    if title:
+        drawn.figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=style.INK)
+    data = marks.loc[shown.index, [name for name in (*every, value) if name in rows]]
+    alt = f"{title.rstrip('.')}. {drawn.alt}" if title else drawn.alt
+    return Picture(drawn.figure, data.reset_index(drop=True), alt)
+
+
+def _with_marks(
+    rows: pd.DataFrame, numbers: list[str], needed: list[str], panels: list[str]
+) -> pd.DataFrame:
+    """The rows that have numbers and a place; all with a `machine`, None where there is no such."""
+    if rows.empty:
+        return rows
+    _require_columns(rows, [*numbers, *needed, *panels])
+    rows = rows if "machine" in rows else rows.assign(machine=None)
+    there = rows[rows["status"] == "ok"] if "status" in rows else rows
+    there = there.dropna(subset=list(dict.fromkeys([*numbers, *needed])))
+    for name in numbers:
+        if texts := [v for v in there[name] if not isinstance(v, Number)]:
+            raise ValueError(f"{name} is no column of numbers, it has {texts[0]!r}: take another")
+    return there.astype(dict.fromkeys(numbers, float))
+
+
+def _nothing(rows: pd.DataFrame, value: str, title: str | None) -> Picture:
+    """A picture that says why nothing is drawn."""
+    text = "Nothing to draw: no rows were chosen, or they are not measured yet."
+    if len(rows):
+        counts = rows["status"].value_counts().items() if "status" in rows else ()
+        listed = ", ".join(f"{read('status', status)}: {n}" for status, n in counts)
+        text = f"Nothing to draw: of {len(rows)} rows none has a mark at {column(value).label}"
+        text += f" ({listed})." if listed else "."
+    fig, ax = style.new(0.8)
+    ax.set_axis_off()
+    style.text(ax, 0.0, 0.5, "\n".join(filter(None, [title, text])), transform=ax.transAxes)
+    return Picture(fig, rows.iloc[:0], f"{title}. {text}" if title else text)
+
+
+def _within(
+    marks: pd.DataFrame, own: set[Any], spans: Sequence[str], also: float | None
+) -> pd.Series:  # fmt: skip
+    """Which marks lie between those of recorded machines, so that no other stretches an axis."""
+    recorded = ~marks["machine"].isin(own)
+    within = pd.Series(True, marks.index)
+    for name in spans if recorded.any() else ():
+        held = [*marks.loc[recorded, name]]
+        held += [] if also is None or name != spans[0] else [also]
+        within &= marks[name].between(min(held), max(held))
+    return within
+
+
+def _legend(fig: Any, plot: Callable[..., Any], cards: Sequence[Any], beyond: int) -> None:
+    """Names below the panels, and whose marks are which."""
+    for place, name in enumerate(cards if cards[1:] else ()):
+        look = {"marker": "o", "linestyle": "", "color": style.MUTED, "markersize": 4.5}
+        what = MARKS[place]
+        if plot is plots.bars:
+            look |= {"marker": "D", "color": style.INK} if place else {"marker": "s"}
+            what = what if place else "bars"
+        text = f"{what}: {read('machine', name)}"
+        if beyond and place == len(cards) - 1:
+            text += f", {beyond} beyond the axis"
+        fig.axes[0].errorbar([], [], **look | plots.mark(place), label=text)  # after all names
+    style.legend(fig)
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+class Table(Styler):
+    """A pandas Styler with labels and units; `press.display.table` gives it caption and name."""
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        content = display.table_json(self.data, self.data.attrs["formats"])
+        heads = [" ".join(filter(None, names)) for names in content["columns"]]
+        text = pd.DataFrame(content["rows"], columns=heads).to_string(index=False)
+        return {"text/html": self.to_html(), "text/plain": text}
+
+
+def table(
+    rows: pd.DataFrame, index: Columns, columns: str | None = None, values: Columns = "median_ms"
+) -> Table:
+    """A table of one value by `index` and `columns`, or of several values, a column each.
+
+    Args:
+        rows: as `study.rows.load` gives them. Several machines have a column each, of several
+            values a line each. A number of a row whose status is not "ok" is a dash, unless the
+            table shows "status" too.
+        index: columns of which each combination is a line.
+        columns: a column whose values are heads.
+        values: of numbers or texts.
+
+    Raises:
+        ValueError: a column is missing; rows in one cell differ in something that was not chosen;
+            several values have `columns`, too.
+    """
+    keys, heads, names = _listed(index), _listed(columns), _listed(values)
+    if heads and names[1:]:
+        raise ValueError(f"of several values each is a column: leave out columns={columns!r}")
+    _require_columns(rows, [*keys, *heads, *names])
+    if "machine" in rows and rows["machine"].nunique() > 1 and "machine" not in keys + heads:
+        (keys if names[1:] else heads).append("machine")
+    every = [*keys, *heads]
+    shown = pd.DataFrame({name: _labelled(name, rows[name]) for name in every})
+    flawed = rows["status"] != "ok" if "status" in rows else pd.Series(False, rows.index)
+    cells = {}
+    for name in names:
+        cell, numeric = rows[name], rows[name].dtype.kind in "iuf"
+        if numeric and "status" not in every + names:
+            cell = cell.mask(flawed)
+        there = rows[cell.notna()]
+        there = there if numeric else there.drop_duplicates([*every, name])
+        _require_alike(there, every, "cell", 'a line each: index=[..., "{}"]')
+        cell = cell if numeric else cell.map(lambda one, name=name: read(name, one), "ignore")
+        groups = cell.groupby([shown[key] for key in every], observed=True)
+        cells[column(name).label] = groups.median() if numeric else groups.first()
+    frame = pd.DataFrame(cells)
+    formats = {column(name).label: column(name).format for name in names if column(name).format}
+    if heads:
+        frame = frame.iloc[:, 0].unstack(heads).sort_index(axis=1)
+        formats = {"": column(names[0]).format} if formats else {}
+        frame.columns = _index(frame.columns, [None] * len(heads))
+    frame.index = _index(frame.index, [column(key).label for key in keys])
+    frame.attrs = {"formats": formats}
+    styled = Table(frame, uuid="fusedlib", cell_ids=False)
+    for head in frame.columns:
+        spec = next(iter(formats.values()), "") if heads else formats.get(head, "")
+        styled.format(partial(_cell, spec or None), subset=[head])
+    return styled
+
+
+def _cell(spec: str | None, value: Any) -> str:
+    return display.cells([value], spec)[0]
+
+
+def _index(index: pd.Index, names: list[str | None]) -> pd.Index:
+    """An index of categories as one of texts."""
+    if index.nlevels > 1:
+        return pd.MultiIndex.from_tuples(list(index), names=names)
+    return pd.Index(list(map(str, index)), name=names[0])
+
+
+def published(topic: str) -> pd.DataFrame:
+    """The published tables that stand beside a topic's rows, as `report/published` has them.
+
+    Returns:
+        A row a figure, with the columns of the CSV files; `file` is the name of its table, `title`
+        that of its source. What a source does not state is missing. No rows where a topic has none.
+    """
+    frames = [tables.load(name).assign(file=name) for name in tables.OF_TOPIC.get(topic, ())]
+    rows = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame({"source": []})
+    titles = {name: source["title"] for name, source in tables.sources().items()}
+    return rows.assign(title=rows["source"].map(titles))
+
+
+# --- rows that are drawn -------------------------------------------------------------------------
+
+
+def _labelled(name: str, values: pd.Series) -> pd.Series:
+    """A column as it reads, its values in order."""
+    ordered = ordered_values(name, values)
+    texts = value_labels(name, ordered)
+    place = dict(zip(ordered, range(len(ordered)), strict=True))
+    codes = [place[None if is_gone(value) else value] for value in values]
+    return pd.Series(pd.Categorical.from_codes(codes, texts, ordered=True), values.index)
+
+
+def _joined(shown: pd.DataFrame, names: list[str]) -> pd.Series:
+    """Several columns as one, whose values are in their order; without those that are missing."""
+    if len(names) == 1:
+        return shown[names[0]]
+    texts = [", ".join(text for text in line if text != "none") or "none"
+             for line in shown[names].itertuples(index=False, name=None)]  # fmt: skip
+    joined = pd.Series(texts, shown.index, dtype=object)
+    order = dict.fromkeys(joined.loc[shown.sort_values(names).index]) if names else {"none": None}
+    return joined.astype(pd.CategoricalDtype(list(order), ordered=True))
+
+
+def _whole(values: pd.Series) -> pd.Series:
+    return values.astype(int) if (values == values.round()).all() else values
+
+
+def _listed(names: Columns | None) -> list[str]:
+    return [] if names is None else [names] if isinstance(names, str) else list(names)
+
+
+def _is_log(name: str, values: pd.Series) -> bool:
+    least, most = values.min(), values.max()
+    return bool(least > 0 and most / least > (SPAN_OF_LOG if column(name).log else SPAN))
+
+
+def _own_machines(rows: pd.DataFrame) -> set[Any]:
+    """Machines that give no axis its limits: not of the repository, of quick runs, or CPUs."""
+    strange = ~rows["machine"].isin([*recorded_machines(), tables.MACHINE])
+    for name, value in (("profile", "quick"), ("device_type", "cpu"), ("device", "cpu")):
+        if name in rows:
+            strange |= rows[name] == value
+    return set(rows["machine"][strange])
+
+
+def _medians(rows: pd.DataFrame, keys: list[str], value: str) -> pd.DataFrame:
+    """A row a mark, the median over its repetitions."""
+    groups = rows.groupby(keys, dropna=False, observed=True, sort=False)
+    return groups[value].median().reset_index()
+
+
+# --- refused -------------------------------------------------------------------------------------
+
+
+def _require_columns(rows: pd.DataFrame, names: Iterable[str]) -> None:
+    if absent := [name for name in dict.fromkeys(names) if name not in rows]:
+        known = ", ".join(name for name in columns() if name in rows)
+        how = ": study.rows.ratio adds it" if absent[0] == "ratio" else f"; it has {known}"
+        raise ValueError(f"the frame has no column {absent[0]!r}{how}")
+
+
+def _require_few(name: str, values: Sequence[Any], most: int, more: str = "") -> None:
+    if len(values) > most:
+        some = [value for value in values if value is not None][:most]
+        raise ValueError(
+            f"{len(values)} values of {name} are more than the {most} that a picture tells "
+            f'apart: choose, as with rows.query("{name} in {some}"){more}'
+        )
+
+
+def _require_alike(rows: pd.DataFrame, keys: list[str], where: str, instead: str) -> None:
+    """Refuse rows of one mark or cell that differ in something that is not among `keys`."""
+    repeats = [name for name, says in columns().items() if says.repeats and name in rows]
+    groups = rows.groupby(keys, dropna=False, observed=True)
+    fields = [n for n, says in columns().items() if says.field and n in rows and n not in keys]
+    differing = [name for name in fields if (groups[name].nunique(dropna=False) > 1).any()]
+    twice = rows[rows.duplicated(list(dict.fromkeys([*keys, *repeats])), keep=False)]
+    if not differing and twice.empty:
+        return
+    if not differing:  # in something that columns.toml does not call a field
+        groups = twice.groupby(keys, dropna=False, observed=True)
+        others = [
+            n for n in twice if n not in (*keys, *repeats) and twice[n].dtype.kind not in "fc"
+        ]
+        texts = {name: twice[name].map(str).groupby(groups.ngroup()).nunique() for name in others}
+        differing = [name for name in others if (texts[name] > 1).any()] or ["their figures alone"]
+        raise ValueError(
+            f"rows that lie on one {where} differ in {', '.join(differing[:3])}: choose one of each"
+        )
+    name = differing[0]
+    values = [value for value in ordered_values(name, rows[name]) if value is not None]
+    there = ", ".join(map(repr, values[:6])) + (", …" if values[6:] else "")
+    raise ValueError(
+        f"rows that lie on one {where} differ in {', '.join(differing)} ({name}: {there}): choose, "
+        f'as with rows.query("{name} == {values[0]!r}"), or {instead.format(name)}'
+    )
