@@ -1,4 +1,4 @@
-"""WRONG ON PURPOSE: the published kernels' flaw as a `constexpr`, for study 02 and nothing else.
+"""WRONG ON PURPOSE: the published kernels' flaw as a `constexpr`, for topic `anatomy` alone.
 
 With `WHOLE_SUM=False` a tile of h takes, as published, one block of K where the sum runs over all
 of them, and always W's first rows: the result has nothing to do with SwiGLU. With `WHOLE_SUM=True`

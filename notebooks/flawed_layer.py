@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flawed_swiglu import INTERPRETED, Variant, _Emulated, _Kernels
-from measure.anatomy import BLOCK
+from flawed_swiglu import BLOCK, INTERPRETED, Variant, _Emulated, _Kernels
 from measure.racing.rivals import rival
 from measure.training.network import TASK, WRONG, Layer
 

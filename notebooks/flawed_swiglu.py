@@ -1,4 +1,4 @@
-"""WRONG ON PURPOSE: the published fused SwiGLU with its flaw, for study 02 and nothing else.
+"""WRONG ON PURPOSE: the published fused SwiGLU with its flaw, for topic `anatomy` alone.
 
 Rebuilt from the published code's arithmetic. Tile n of h is
 
@@ -25,11 +25,17 @@ from torch.nn.functional import linear, silu
 
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.launch import INTERPRETED
-from measure.anatomy import BLOCK, TASK, block_of
-from measure.racing.rivals import Workload, rival
+from measure.racing.rivals import Bound, Task, Workload, rival
 from study.mlp import Inputs
 
+TASK = Task[[Inputs], Workload | Bound]("published swiglu")
+BLOCK, TEST_BLOCK = 64, 16  # of the published kernel, and of its published test
 kernels: Any = importlib.import_module("flawed_kernels") if find_spec("triton") else None
+
+
+def block_of(tokens: int) -> int:
+    """Rows, columns and K of the published kernel's tiles; its test's where tokens are few."""
+    return BLOCK if tokens >= BLOCK else TEST_BLOCK
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""WRONG ON PURPOSE: the exercise of notebook `01_fooled`, which asks what is wrong. No peeking."""
+"""WRONG ON PURPOSE: the exercise of notebook `02_faster`, which asks what is wrong. No peeking."""
 
 import torch
 from torch import Tensor

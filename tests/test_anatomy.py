@@ -1,18 +1,19 @@
-"""Study 02's measuring: its cases, its verdicts, and the cage that the flawed kernel lives in."""
+"""The topic anatomy: its verdicts, its published figures, and the cage of the flawed kernel."""
 
 import os
-import re
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 
+import flawed_swiglu
+from flawed_swiglu import TASK
 from interpreter import passed_in_the_interpreter
-from measure import anatomy, study
 from measure.racing import rivals
-from measure.recording import paths, results
-from press.published import as_rows
-from study import mlp
+from measure.recording import paths
+from press import published
+from study import anatomy, mlp, run
 
 HELPERS = ("flawed_swiglu", "flawed_kernels", "flawed_layer")
 
@@ -41,126 +42,85 @@ def test_in_the_interpreter():
 
 
 @pytest.fixture
-def flawed(monkeypatch):
-    monkeypatch.syspath_prepend(str(paths.NOTEBOOKS))
-    import flawed_swiglu
-
-    return flawed_swiglu
-
-
-@pytest.fixture
-def timed_on_the_cpu(flawed, monkeypatch):
-    """The emulated kernel, raced as the Triton one is on a GPU."""
+def registry(monkeypatch):
+    """Further rivals, for one test."""
     monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
+
+
+def measured(cases):
+    """What a topic's measuring gives for these cases, as a frame."""
+    races = run.grouped("anatomy", cases).values()
+    return pd.DataFrame([row.as_dict() for race in races for row in anatomy.measure(race)])
+
+
+def python_races(names, directions, **how):
+    cases = anatomy.races([(64, 128)], directions, names, device="cpu", **how)
+    return [case for case in cases if case["launch"] == "python"]
+
+
+def test_a_wrong_kernel_is_timed_in_turns_with_the_others_and_says_what_is_wrong(registry):
+    """The emulated kernel, raced as the Triton one is on a GPU; `run` names its times."""
     traits = {"dtypes": ("float32",), "traits": frozenset({"timed"})}
-    rivals.rival(anatomy.TASK, "caged", **traits)(flawed.emulated)
-    return ["eager", "caged"]
-
-
-def recorder_at(folder):
-    return results.Recorder("02_anatomy", profile="quick", directory=folder)
-
-
-def run(folder, cases):
-    recorder = recorder_at(folder)
-    for name, single in (("errors", anatomy.errors), ("peak", anatomy.peak)):
-        recorder.sweep([c for c in cases if c["experiment"] == name], single)
-    recorder.race(anatomy.RACE, [c for c in cases if c["experiment"] == "time"])
-    return recorder.rows()
-
-
-def test_a_wrong_kernel_is_timed_beside_the_others_and_has_no_ordinary_time(
-    timed_on_the_cpu, tmp_path
-):
-    cases = anatomy.cases(
-        [(64, 128)], ["forward", "forward+backward"], timed_on_the_cpu, device="cpu", repetitions=3
-    )
-    rows = run(tmp_path, [c for c in cases if c["launch"] == "python"])
-    caged = rows[rows["provider"] == "caged"]
-    assert set(caged["status"]) == {"wrong"} and len(caged) == 4, "fp32 at both settings, both ways"
-    assert not [n for n in caged.dropna(axis=1, how="all") if re.fullmatch(r"[a-z0-9]+_ms", n)]
-    assert (caged["published_protocol_median_ms"] > 0).all()
-    assert caged["y_error"].between(0.9, 1.1).all()
-    assert caged["reason"].str.contains("no gradient arrived at w_gate").all()
-    eager = rows[rows["provider"] == "eager"]
-    assert set(eager["status"]) == {"ok"} and (eager["median_ms"] > 0).all()
-    assert eager["session"].nunique() == len(eager) == 6
+    rivals.rival(TASK, "caged", **traits)(flawed_swiglu.emulated)
+    directions = ["forward", "forward+backward"]
+    rows = measured(python_races(["eager", "caged"], directions, repetitions=3))
+    caged, eager = (rows[rows["provider"] == name] for name in ("caged", "eager"))
+    assert len(caged) == 4, "fp32 at both settings, both ways"
+    assert caged["wrong"].str.contains("no gradient arrived at w_gate").all()
+    assert (rows["median_ms"] > 0).all() and caged["y_error"].between(0.9, 1.1).all()
+    assert eager["wrong"].isna().all() and eager["session"].nunique() == len(eager) == 6
     assert set(caged["session"]) < set(eager["session"]), "in turns with the others"
 
 
-def test_errors_are_none_in_one_block_and_everything_beyond(flawed, tmp_path):
-    names = rivals.names(anatomy.TASK, "emulated")
-    sizes = [(16, 16), (16, 32), (64, 64), (64, 128)]
-    rows = run(tmp_path, anatomy.single_cases("errors", sizes, names, "cpu"))
+def test_errors_are_none_in_one_block_and_everything_beyond():
+    sizes = [(16, 16), (16, 32), (64, 64), (64, 128), (128, 128), (128, 256)]
+    rows = measured(anatomy.alone("errors", sizes, rivals.names(TASK, "emulated"), "cpu"))
     one = rows["hidden_size"] == rows["tokens"]
     assert rows[one]["y_error"].max() < 1e-6 and rows[~one]["y_error"].between(0.9, 1.1).all()
-    assert set(rows["status"]) == {"wrong"}, "even in one block the gradients are wrong"
+    assert rows["wrong"].notna().all(), "even in one block the gradients are wrong"
     first = rows["provider"] == "published-kernel-emulated"
     assert rows[first]["d_w_up_error"].isna().all() and (rows[~first]["d_w_up_error"] > 0.9).all()
 
 
-def test_a_rival_that_should_be_right_and_is_not_gets_no_time_at_all(flawed, monkeypatch, tmp_path):
-    monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
-
-    @rivals.rival(mlp.TASK, "broken")
+def test_a_rival_that_should_be_right_and_is_not_gets_no_time_at_all(registry):
+    @rivals.rival(mlp.TASK, "broken", dtypes=("float32",))
     def broken(inputs):
         """Leaves a block of K out."""
-        return flawed.emulated(inputs)
+        return flawed_swiglu.emulated(inputs)
 
-    cases = anatomy.cases([(64, 128)], ["forward"], ["broken"], device="cpu", repetitions=1)
-    rows = run(tmp_path, [c for c in cases if c["launch"] == "python" and c["dtype"] == "float32"])
+    rows = measured(python_races(["broken"], ["forward"], repetitions=1))
     assert set(rows["status"]) == {"wrong"} and len(rows) == 2
-    assert not [name for name in rows.dropna(axis=1, how="all") if name.endswith("_ms")]
+    assert not [name for name in rows if name.endswith("_ms")]
 
 
 @pytest.mark.parametrize("tf32", [False, True])
-def test_the_wider_bounds_of_tf32_let_no_dropped_block_through(flawed, tf32, monkeypatch):
-    monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
+def test_the_wider_bounds_of_tf32_let_no_dropped_block_through(tf32, registry):
     traits = frozenset({"tf32"}) if tf32 else frozenset()
-    rivals.rival(anatomy.TASK, "one block", traits=traits)(flawed.second_version)
-    [case] = anatomy.single_cases("errors", [(16, 32)], ["one block"], "cpu")
+    rivals.rival(TASK, "one block", traits=traits)(flawed_swiglu.second_version)
+    [case] = anatomy.alone("errors", [(16, 32)], ["one block"], "cpu")
     assert "y: norm error" in anatomy.errors(case)["wrong"]
 
 
-def test_without_a_gpu_no_time_is_taken_and_the_row_says_why(flawed, tmp_path):
-    names = rivals.names(anatomy.TASK, "timed")
-    cases = anatomy.cases([(64, 64)], ["forward"], names, device="cpu", repetitions=1)
-    rows = run(tmp_path, cases + anatomy.single_cases("peak", [(64, 64)], names, "cpu"))
-    assert len(rows) and set(rows["status"]) == {"unavailable"}
-    assert rows["reason"].str.contains("CUDA").all()
-    assert not [name for name in rows if name.endswith(("_ms", "_mib"))]
-
-
-# --- cases ----------------------------------------------------------------------------------------
-
-
-def test_errors_are_taken_in_tiles_of_any_size(flawed):
-    sizes = anatomy.Sizes(device="cpu", error_tokens=[128], error_widths=[64, 512])
-    every = anatomy.STUDY.cases(sizes).values()
-    cases = [case for case in every if case["experiment"] == "errors"]
-    assert {(case["tokens"], case["hidden_size"]) for case in cases} == {
-        (128, 128), (128, 256), (128, 512)
-    }  # fmt: skip
-    first = next(c for c in cases if c["hidden_size"] == 128)
-    wide = next(c for c in cases if c["hidden_size"] == 256)
-    assert anatomy.errors(first)["y_error"] < 1e-6 and anatomy.errors(wide)["y_error"] > 0.9
-    with pytest.raises(study.SizesError, match="error_widths.*192"):
-        anatomy.STUDY.plan(anatomy.Sizes(device="cpu", error_tokens=[128], error_widths=[192]))
+def test_a_width_that_the_kernel_s_blocks_do_not_divide_is_refused():
+    with pytest.raises(run.SizesError, match="error_widths.*192"):
+        run.races("anatomy", error_tokens=[128], error_widths=[192])
+    with pytest.raises(run.SizesError, match="width 100 is no multiple"):
+        run.races("anatomy", widths=[100])
 
 
 # --- published figures ---------------------------------------------------------------------------
 
 
-TABLES = [as_rows(f"swiglu_{name}", "02_anatomy") for name in ("times", "ratios", "memory")]
+TABLES = [published.load(name) for name in published.OF_TOPIC["anatomy"]]
 
 
 def test_every_published_figure_is_a_row_and_stands_as_printed():
     rows = anatomy.from_tables(*TABLES)
-    assert len(rows) == sum(map(len, TABLES)) and rows["case"].is_unique
+    assert len(rows) == sum(map(len, TABLES)) and rows["race"].is_unique
     at = rows[(rows["shape"] == "1024·4096") & (rows["direction"] == "forward+backward")]
     first = at[(at["series"] == "grid") & (at["experiment"] == "time")].set_index("provider")
     assert first["median_ms"].to_dict() == {"liger": 28.86, "published-kernel": 9.22}
-    assert first["step"]["published-kernel"] == "kernel as published"
+    assert first["repair"]["published-kernel"] == "kernel as published"
     assert first["result"].to_dict() == {"liger": "right", "published-kernel": "wrong"}
     assert first["ratio"].to_dict() == pytest.approx({"liger": 1, "published-kernel": 28.86 / 9.22})
     stated = rows[(rows["series"] == "sweep") & (rows["hidden_size"] == 16384)]
@@ -177,15 +137,16 @@ def test_weights_that_come_faster_than_memory_sends_them_were_never_read():
 
 
 @pytest.mark.gpu
-def test_a_step_on_the_gpu(flawed, tmp_path):
+def test_a_step_on_the_gpu():
     pytest.importorskip("liger_kernel")
-    asked = ["liger", "fused", *rivals.names(anatomy.TASK, "timed")]
-    cases = anatomy.cases([(64, 256)], ["forward+backward"], asked, device="cuda", repetitions=2)
-    peaks = anatomy.single_cases("peak", [(64, 256)], asked, "cuda")
-    rows = run(tmp_path, cases + peaks)
-    wrong = {"published-kernel", "whole-sum"}
-    for name, status in rows.groupby("provider")["status"]:
-        assert set(status) == {"wrong" if name in wrong else "ok"}, (name, rows["reason"].tolist())
+    asked = ["liger", "fused", *rivals.names(TASK, "timed")]
+    rows = measured([
+        *anatomy.races([(64, 256)], ["forward+backward"], asked, device="cuda", repetitions=2),
+        *anatomy.alone("peak", [(64, 256)], asked, "cuda"),
+    ])  # fmt: skip
+    for name, own in rows.groupby("provider"):
+        flawed = name in ("published-kernel", "whole-sum")
+        assert set(own["status"]) == {"ok"} and own["wrong"].notna().eq(flawed).all(), name
     held = rows[rows["experiment"] == "peak"].set_index("provider")
     parts = (held["weights_mib"] + held["gradients_mib"]) / (4 * 256**2 / 2**20)
     assert parts["liger"] == 6 and parts["published-kernel"] == 4

@@ -1,27 +1,67 @@
-"""What notebook 01 calls; that each cheat is refused is in `tests/test_notebooks_quick.py`."""
+"""The ways to be fooled: `compare` refuses each cheat for its reason, and some pass as told."""
 
+import re
 import time
 
 import pytest
 import torch
 
-import fooled
+from fusedlib.bench import compare
+from study import fooled
+
+REASONS = {
+    "kept by address": "kept and not computed", "kept by version": "kept and not computed",
+    "kept by three values": "kept and not computed", "right at first": "rewritten in place",
+    "left in memory": "norm error|handed out before", "less work": "norm error",
+    "thread": "thread|norm error", "replaced timer": "replaced time.perf_counter",
+    "lazy tensor": "not a plain torch.Tensor", "inputs destroyed": "wrote over x",
+    "answer found": "kept and not computed", "missing gradient": "no gradient arrived at w",
+    "identity": "norm error", "loose tolerance": "norm error",
+    "constant problem": "nothing to compute", "lower precision": "norm error",
+    "shaped to the test": "inputs of seed 1", "silent fallback": "^$",
+}  # fmt: skip
 
 
-def test_a_timer_that_a_lie_replaced_is_back_after_its_calls():
-    """Left replaced, it had the exercise at the notebook's end refused."""
-    clock, inputs = time.perf_counter, {"x": torch.ones(2), "w": torch.ones(2)}
-    lies = fooled.Lies(torch.mul, inputs, repetitions=2)
+@pytest.fixture(autouse=True)
+def forgotten():
+    threads = torch.get_num_threads()
+    yield
+    fooled.forget()
+    torch.set_num_threads(threads)
 
-    def slows_the_timer(x, w):
-        time.perf_counter = lambda: clock() / 42
-        return x * w
 
-    lies.functions["replaced timer"] = slows_the_timer, torch.mul, [*inputs.values()]
-    rows = lies.call_by_call("replaced timer")
-    assert time.perf_counter is clock
-    assert rows.groupby("which")["call"].max().to_dict() == dict.fromkeys(
-        ("same values", "new values", "honest"), 10
-    )
-    with pytest.raises(ValueError, match="lie is 'another', not one of replaced timer"):
-        lies.call_by_call("another")
+@pytest.mark.parametrize("name", fooled.CHEATS)
+def test_a_cheat_is_refused_for_its_reason(name):
+    one = fooled.CHEATS[name]
+    fooled.forget()
+    inputs = one.inputs(256)
+    tried = compare(one.reference, {name: one.function}, inputs, backward=one.backward)
+    [line] = tried.lines
+    assert (line.status == "ok") == (name == "silent fallback")
+    assert re.search(REASONS[name], line.reason or "")
+
+
+def test_a_search_in_each_call_and_one_mask_pass_as_their_docstrings_say():
+    given = fooled.product(64)
+    assert compare(torch.matmul, {"it": fooled.search}, given, rounds=2).lines[0].status == "ok"
+    one = fooled.CHEATS["shaped to the test"]
+    [line] = compare(one.reference, {"it": one.function}, one.inputs(64)(0), rounds=2).lines
+    assert line.status == "ok"
+
+
+def test_the_table_has_a_row_each_and_those_that_pass_are_three():
+    rows = fooled.table()
+    here = rows[rows["where"] == "CPU"]
+    assert {*here["lie"]} == {*fooled.CHEATS, *fooled.PROTOCOLS} and len(here) == 25
+    assert here["caught"].str.contains(fooled.UNSEEN).sum() == 3
+
+
+def test_the_table_is_measured_anew_by_one_call_and_the_timer_is_back(monkeypatch):
+    clock = time.perf_counter
+    few = {name: fooled.CHEATS[name] for name in ("kept by address", "replaced timer")}
+    monkeypatch.setattr(fooled, "CHEATS", few)
+    monkeypatch.setattr(fooled, "PROTOCOLS", {"mean of ratios": fooled.PROTOCOLS["mean of ratios"]})
+    rows = fooled.measured(tokens=64, repetitions=2).set_index("lie")
+    assert list(rows.columns) == [name for name in fooled.table() if name != "lie"]
+    assert rows.loc["kept by address", "printed"] > 1.5 and time.perf_counter is clock
+    assert rows.loc["mean of ratios", ["printed", "true"]].tolist() == pytest.approx([5.05, 1])

@@ -75,5 +75,5 @@ def test_a_guide_runs_and_shows_pictures(guide, tmp_path):
     assert sum("image/svg+xml" in o.get("data", {}) for o in outputs) >= 2
     printed = "".join(o.get("text", "") for o in outputs) + str([o.get("data") for o in outputs])
     assert guide.name != "01_kernel" or printed.count("wrong") >= 1, "a wrong mask was accepted"
-    passing = printed.count("not refused")
-    assert guide.name != "01_fooled" or passing == 3, "others than those that pass"
+    refused = printed.count("<td>wrong</td>")
+    assert guide.name != "02_faster" or refused == 10, "the kernel, eight cheats, the suspect"

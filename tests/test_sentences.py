@@ -314,7 +314,7 @@ SAID = [
      BOTH, narrow_layers_gain_over_pytorch_in_a_graph),
     ("10_llama", "on the H200 half of the rounds go the other way", ["nvidia-h200"],
      half_of_the_rounds_go_the_other_way),
-    ("02_anatomy", "a forward pass waits for launches in two older recordings of the H100 alone",
+    ("anatomy", "a forward pass waits for launches in two older recordings of the H100 alone",
      BOTH, forward_waits_in_two_recordings),
     ("06_end_to_end", "has a step of `medium` one per cent faster than PyTorch's, not slower",
      ["nvidia-h200"], medium_a_per_cent_faster),

@@ -120,7 +120,6 @@ def test_a_text_that_is_no_value_is_refused_with_it(kind, text, message):
 
 
 COMPLETE = {
-    "02_anatomy": "nvidia-h200/2026-11-23m",
     "09_model_memory": "nvidia-h100/2026-11-28-c120bf3",
 }
 

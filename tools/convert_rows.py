@@ -31,8 +31,12 @@ FIELDS = {
         "lengths": ("experiment", "direction", "lengths", "most", "hidden_size",
                     "intermediate_size", "dtype", "warmed", "device"),
     },
+    "anatomy": dict.fromkeys(
+        ("errors", "peak", "time"),
+        ("experiment", *MLP, "precision", "direction", "weight_gradients", "launch", "device"),
+    ),
 }  # fmt: skip
-OLD = {"kernels": "03_kernels"}
+OLD = {"kernels": "03_kernels", "anatomy": "02_anatomy"}
 
 
 def kernels(row: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from press import style
 from press.analysis import ratios
 from press.published import MACHINE, load
 from press.rows import Rows, study
+from press.say import key_of, rows_of
+from study.rows import ratio
 
 MENDED, MASKED = "all work done", "with a mask"
 """What is measured beside a published factor and is not the same: it is drawn and not counted."""
@@ -161,11 +163,14 @@ def _pairs() -> Iterator[Pair]:
 
 def _of_the_layer() -> Iterator[Pair]:
     """The fused layer's, at the sizes of its grid and its sweeps."""
-    launched = study("anatomy").of(experiment="time", launch="python", dtype="float32")
-    fp32, tf32 = (launched.of(precision=one) for one in ("highest", "high"))
-    kernel = _raced(fp32, "liger", "published-kernel", keys=("tokens", "hidden_size", "direction"))
-    peak = study("anatomy").of(experiment="peak", tokens=64)
-    kept = peak.of(provider="published-kernel").set_index(["machine", "tokens", "hidden_size"])
+    rows = rows_of("anatomy").assign(machine=lambda rows: rows["machine"].map(key_of))
+    launched = rows.query("experiment == 'time' and launch == 'python' and dtype == 'float32'")
+    over = ratio(launched, over="liger").set_index(
+        ["machine", "tokens", "hidden_size", "direction", "provider", "precision"]
+    )["ratio"]  # fmt: skip
+    kernel = over.xs(("published-kernel", "highest"), level=("provider", "precision"))
+    peak = rows.query("experiment == 'peak' and tokens == 64")
+    kept = peak.set_index(["provider", "hidden_size", "machine"])["peak_ratio"].sort_index()
     swept = load("swiglu_ratios").set_index(["quantity", "batch_size", "d_model"])
     swept = swept["liger_over_fused"]
     cells = load("swiglu_times").query("table != 'mlp_backward_compare_WF.py'").replace(
@@ -181,20 +186,20 @@ def _of_the_layer() -> Iterator[Pair]:
             name = "kernel that skips work, time" + f", {size}" * (size != largest)
             measured = kernel[again].droplevel([1, 2, 3])
             yield Pair("000", name, published, measured, drawn=size == largest)
-    for (tokens, width), published in swept["peak memory"].items():
+    for (_, width), published in swept["peak memory"].items():
         name = "kernel that skips work, memory" + f", {width}" * (width != 16384)
-        measured = kept["peak_ratio"].xs((tokens, width), level=(1, 2))
+        measured = kept["published-kernel", width]
         yield Pair("000", name, published, measured, drawn=width == 16384)
 
-    wide = dict(zip(("tokens", "hidden_size", "direction"), largest, strict=True))
     time, memory = cells[largest], swept["peak memory", 64, 16384]
-    mended = peak.of(provider="all-gradients", hidden_size=16384).set_index("machine")["peak_ratio"]
-    for comparison, published, measured in (
-        ("both in fp32, from Python", time, _raced(fp32.of(**wide), "liger", "ieee-products")),
-        ("both in TF32, from Python", time, _raced(tf32.of(**wide), "liger", "all-gradients")),
-        ("memory", memory, mended),
+    wide = over.xs(largest, level=("tokens", "hidden_size", "direction"))
+    for comparison, published, provider, precision in (
+        ("both in fp32, from Python", time, "ieee-products", "highest"),
+        ("both in TF32, from Python", time, "all-gradients", "high"),
     ):
+        measured = wide.xs((provider, precision), level=("provider", "precision"))
         yield Pair("000", f"{comparison}, {MENDED}", published, measured)
+    yield Pair("000", f"memory, {MENDED}", memory, kept["all-gradients", 16384])
 
 
 def _of_steps() -> Iterator[Pair]:

@@ -181,7 +181,7 @@ class Claim:
         names = ("held", "count", "text", "errors")
         return [
             {name: getattr(one, name) for name in names} | {
-                "machine": _key_of(one.machine), "label": one.machine, "parts": 0,
+                "machine": key_of(one.machine), "label": one.machine, "parts": 0,
                 "own": _place(one.machine) == THIS, "measured": len(one.told),
                 "contrary": one.status == "✗",
                 "further": self._further(one), "numbers": self._numbers(one.machine),
@@ -325,7 +325,7 @@ def _place(machine: str) -> str:
     return THIS if machine == machines.label(machines.key()) else machine
 
 
-def _key_of(label: str) -> str:
+def key_of(label: str) -> str:
     """The name of a machine's folder, of its name for people."""
     return f"nvidia-{label.lower()}" if label.isupper() else label
 

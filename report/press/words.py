@@ -2,7 +2,7 @@
 
     fusedlib is [1.03–1.07×](#models "liger") as fast as Liger
 
-names the value `liger` of the claim `models`, of the notebook itself; in `[...](02_anatomy.ipynb#
+names the value `liger` of the claim `models`, of the notebook itself; in `[...](04_memory.ipynb#
 unrelated "error")` of another. The number is the leading machine's median; ranges and other
 machines stand in the claim.
 """

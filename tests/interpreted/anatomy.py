@@ -1,4 +1,4 @@
-"""Study 02's flawed kernels in Triton's interpreter: `tests/test_anatomy.py` runs this file in a
+"""The flawed kernels in Triton's interpreter: `tests/test_anatomy.py` runs this file in a
 process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 """
 
@@ -6,16 +6,17 @@ import pytest
 import torch
 
 import flawed_swiglu
+from flawed_swiglu import TASK
 from fusedlib.bench import check
-from measure import anatomy
 from measure.racing import rivals
+from study import anatomy
 
 
 def results(name: str, tokens: int, width: int):
     """y and the gradients that arrive, beside the truth."""
-    [case] = anatomy.single_cases("errors", [(tokens, width)], [name], "cpu")
+    [case] = anatomy.alone("errors", [(tokens, width)], [name], "cpu")
     setup = anatomy.Setup(case)
-    work = rivals.get(anatomy.TASK, name).build(setup.inputs)
+    work = rivals.get(TASK, name).build(setup.inputs)
     return check.results_of(work, setup.inputs.dy), setup
 
 
@@ -51,6 +52,6 @@ def test_without_the_whole_sum_it_is_wrong_beyond_one_block():
 
 def test_every_registered_repair_was_tried_here():
     assert flawed_swiglu.INTERPRETED
-    assert set(rivals.names(anatomy.TASK, "timed")) == {
+    assert set(rivals.names(TASK, "timed")) == {
         "published-kernel", "whole-sum", "all-gradients", "ieee-products"
     }  # fmt: skip

@@ -1,47 +1,87 @@
-"""Study 02: the published kernel and its repairs race Liger and our kernels in turns.
+"""A published kernel that skips most of its work, and its repairs, beside Liger and our kernels.
 
-The published kernel is wrong and may not be imported from here: `notebooks/flawed_swiglu.py`
-registers it and its repairs as rivals of the task `TASK`. It is the subject, so it is timed all the
-same, as `measure.recording.results.Recorder.append` has it.
+The published kernel is wrong and is the subject, so it is timed all the same: its row is "wrong",
+and its times are named `published_protocol_*`. It lies in `notebooks/flawed_swiglu.py`, where
+`fusedlib` cannot import it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import pandas as pd
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from flawed_swiglu import TASK, block_of
 from fusedlib import reference
-from fusedlib.bench import check, turns
+from fusedlib.bench import check
 from fusedlib.bench.attempt import Unavailable, free_memory
 from fusedlib.bench.problem import Truth, plain_results
-from fusedlib.bench.turns import Checked, Figures
+from fusedlib.bench.turns import LAUNCHES, Checked, Figures
 from fusedlib.bench.verdicts import CARDS
-from measure import study
 from measure.pass_memory import mib_of, peak_over_mib
 from measure.racing import rivals, roofline
-from measure.racing.cases import Case, grid
-from measure.racing.race import Race
-from measure.racing.rivals import Bound, Rival, Task, Workload
-from measure.recording import results
-from measure.study import Column, Experiment, Positive, Study
+from measure.racing.cases import Case, Row, device_of, grid
+from measure.racing.rivals import Bound, Rival, Workload
 from study import mlp
 from study.mlp import Inputs, SwiGLUProblem, draw
+from study.race import each, timed
+from study.run import sized
 
-TASK = Task[[Inputs], Workload | Bound]("published swiglu")
-BLOCK, TEST_BLOCK = 64, 16  # of the published kernel, and of its published test
+QUICK: dict[str, Any] = {
+    "device": "auto",  # cuda, cpu, or auto for the best there is
+    "tokens": 64,  # rows of x in the published sweep
+    "widths": [512],  # of the forward sweep, multiples of 64: hidden = intermediate, as everywhere
+    "apart_tokens": [64],  # rows of x where all steps are taken, both directions
+    "apart_width": 512,  # their width, a multiple of 64
+    "error_widths": [64, 128, 256],  # of the errors, multiples of error_tokens
+    "error_tokens": [16, 64],  # rows of x there, and rows, columns and K of the kernel's tiles
+    "memory_widths": [512],  # of the memory sweep
+    "repetitions": 5,  # rounds of each race
+}
+WIDE = [512, 1024, 2048, 4096, 8192, 16384]
+FULL = QUICK | {
+    "widths": WIDE, "apart_tokens": [64, 1024], "apart_width": 4096, "memory_widths": WIDE,
+    "error_widths": [64, 128, 256, 512, 1024, 2048, 4096], "repetitions": 15,
+}  # fmt: skip
+PROFILES = {"quick": QUICK, "full": FULL}
 SETTINGS = (("float32", "highest"), ("float32", "high"), ("bfloat16", "highest"))
 
 
-def rival_of(name: str) -> Rival[[Inputs], Workload | Bound]:
-    """The published kernel or a repair of that name, else a rival of study 03."""
-    return rivals.get(TASK if name in rivals.names(TASK) else mlp.TASK, name)
+def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
+    """What is measured: errors of the published arithmetic in plain PyTorch, peaks, and races.
+
+    Raises:
+        ValueError: an unknown size, or a width that is no multiple of the kernel's block.
+    """
+    s = sized(PROFILES, profile, sizes)
+    device, names = device_of(s.device), timed_names()
+    one_block = [  # of tokens, at widths of one block, of two, and of more
+        (tokens, width) for tokens in s.error_tokens
+        for width in dict.fromkeys([tokens, 2 * tokens, *s.error_widths]) if width >= tokens
+    ]  # fmt: skip
+    for tokens, width in one_block:
+        if width % tokens:
+            raise ValueError(f"error_widths: {width} is no multiple of {tokens}, in error_tokens")
+    wide = [(s.tokens, width) for width in s.memory_widths]
+    apart = [(rows, s.apart_width) for rows in s.apart_tokens]
+    swept = [(s.tokens, width) for width in s.widths]
+    rounds: dict[str, Any] = {"device": device, "repetitions": s.repetitions}
+    return [
+        *alone("errors", one_block, rivals.names(TASK, "emulated"), device),
+        *alone("peak", wide, names, device),
+        *races(apart, ["forward", "forward+backward"], names, **rounds),
+        *races(swept, ["forward"], names, **rounds),
+    ]
 
 
-def cases(
-    sizes: Iterable[tuple[int, int]], directions: Sequence[str], rival_names: Sequence[str], *,
+def timed_names() -> list[str]:
+    """Who is timed: rivals of the MLP that compile nothing, the published kernel, its repairs."""
+    return [*rivals.chosen(mlp.TASK, ["light"]), *rivals.names(TASK, "timed")]
+
+
+def races(
+    sizes: Iterable[tuple[int, int]], directions: Sequence[str], names: Sequence[str], *,
     device: str, repetitions: int,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Every rival in every setting and launch that it takes, at square sizes (tokens, width)."""
@@ -50,17 +90,17 @@ def cases(
         for tokens, width in sizes for dtype, precision in SETTINGS for direction in directions
     ]  # fmt: skip
     shared = {"experiment": "time", "device": device, "repetitions": repetitions}
-    every = grid(shared, problem=problems, launch=turns.LAUNCHES, provider=rival_names)
+    every = grid(shared, problem=problems, launch=LAUNCHES, provider=names)
     return [case for case in every if case["dtype"] in rival_of(case["provider"]).dtypes]
 
 
-def single_cases(
-    experiment: str, sizes: Iterable[tuple[int, int]], rival_names: Sequence[str], device: str
+def alone(
+    experiment: str, sizes: Iterable[tuple[int, int]], names: Sequence[str], device: str
 ) -> list[dict[str, Any]]:
     """Every rival at every square size, of `errors` or `peak`; fp32, forward and backward."""
     problems = [square(tokens, width).fields() for tokens, width in sizes]
     shared = {"experiment": experiment, "launch": "python", "device": device}
-    return grid(shared, problem=problems, provider=rival_names)
+    return grid(shared, problem=problems, provider=names)
 
 
 def square(
@@ -72,25 +112,39 @@ def square(
     Raises:
         ValueError: a width that is no multiple of the kernel's block.
     """
-    if width < 1 or width % block_of(tokens):
+    if width % block_of(tokens):
         raise ValueError(f"width {width} is no multiple of the kernel's block, {block_of(tokens)}")
     return SwiGLUProblem(tokens, width, width, dtype, direction, precision=precision)
 
 
-def block_of(tokens: int) -> int:
-    """Rows, columns and K of the published kernel's tiles; its test's where tokens are few."""
-    return BLOCK if tokens >= BLOCK else TEST_BLOCK
+def rival_of(name: str) -> Rival[[Inputs], Workload | Bound]:
+    """The published kernel or a repair of that name, else a rival of the MLP."""
+    return rivals.get(TASK if name in rivals.names(TASK) else mlp.TASK, name)
+
+
+def measure(race: list[Case]) -> list[Row]:
+    """A row a case: times in turns, errors, or the peak of a step."""
+    if race[0]["experiment"] != "time":
+        return each(race, errors if race[0]["experiment"] == "errors" else peak)
+    return timed(
+        race, Setup, rounds=int(race[0]["repetitions"]), available=available, work=mlp.work,
+        same=("tokens", "hidden_size", "intermediate_size", "dtype", "precision", "device"),
+        settings=lambda case: roofline.precision_of(case["precision"]),
+    )  # fmt: skip
 
 
 def available(case: Case) -> None:
     """Raise `Unavailable` for what cannot run here, before anything is drawn."""
-    if case["launch"] != "python" and torch.device(case["device"]).type != "cuda":
-        raise Unavailable("CUDA graphs need a CUDA GPU")
+    if torch.device(case["device"]).type != "cuda":
+        if case["experiment"] == "peak":
+            raise Unavailable("peaks are read from CUDA's allocator: no CUDA GPU here")
+        if case["launch"] != "python":
+            raise Unavailable("CUDA graphs need a CUDA GPU")
     rival_of(case["provider"]).check_available(case["device"], case["dtype"])
 
 
 class Setup(mlp.Setup):
-    """Study 03's setup, on which the published kernel and its repairs run too."""
+    """The MLP's setup, on which the published kernel and its repairs run too."""
 
     def __init__(self, case: Case) -> None:
         super().__init__(case)
@@ -123,24 +177,15 @@ class Setup(mlp.Setup):
         return figures | ({"wrong": "; ".join(wrong)} if wrong else {})
 
 
-RACE = Race(
-    setup=Setup, available=available, work=mlp.work, rival_fields=("weight_gradients",),
-    fields=("tokens", "hidden_size", "intermediate_size", "dtype", "precision", "device"),
-    settings=lambda case: roofline.precision_of(case["precision"]),
-)  # fmt: skip
-
-
 def errors(case: Case) -> Figures:
     """Errors of a rival's output and gradients, and `wrong` where it is."""
     available(case)
-    with RACE.settings(case):
+    with roofline.precision_of(case["precision"]):
         return Setup(case).check(case).figures
 
 
 def peak(case: Case) -> Figures:
     """Peak of a step in MiB, weights and x counted, beside the weights and gradients in it."""
-    if torch.device(case["device"]).type != "cuda":
-        raise Unavailable("peaks are read from CUDA's allocator: no CUDA GPU here")
     figures = errors(case)
     free_memory()
     inputs = draw(SwiGLUProblem.of(case), case["device"])
@@ -148,7 +193,7 @@ def peak(case: Case) -> Figures:
 
     def step() -> None:
         work.reset()
-        with RACE.settings(case):
+        with roofline.precision_of(case["precision"]):
             work.forward().backward(inputs.dy)
 
     step()  # libraries take their workspace in the first
@@ -162,66 +207,6 @@ def peak(case: Case) -> Figures:
     }  # fmt: skip
 
 
-# --- the study -----------------------------------------------------------------------------------
-
-
-Width = Annotated[int, Field(ge=64)]
-
-
-class Sizes(study.Sizes):
-    """Tokens and widths of study 02."""
-
-    device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
-    """cuda, mps, cpu, or auto for the best there is"""
-    tokens: Positive = 64
-    """rows of x in the published sweep"""
-    widths: list[Width] = [512]
-    """widths of the forward sweep, multiples of 64"""
-    apart_tokens: list[Positive] = [64]
-    """rows of x where all steps are taken, both directions"""
-    apart_width: Width = 512
-    """their width, a multiple of 64"""
-    error_widths: list[Width] = [64, 128, 256]
-    """widths of the errors, multiples of 64"""
-    error_tokens: list[Annotated[int, Field(ge=16, le=256)]] = [16, 64]
-    """rows of x where errors are taken, and rows, columns and K of the kernel's tiles there"""
-    memory_widths: list[Width] = [512]
-    """widths of the memory sweep, multiples of 64"""
-    repetitions: Annotated[int, Field(ge=2, le=1000)] = 5
-    """rounds in which all sides are timed in turns"""
-
-
-def _timed() -> list[str]:
-    return [*rivals.chosen(mlp.TASK, ["light"]), *rivals.names(TASK, "timed")]
-
-
-def _error_cases(sizes: Sizes) -> list[dict[str, Any]]:
-    """One block of tokens, at widths of one block, of two, and of more."""
-    one_block = [
-        (tokens, width) for tokens in sizes.error_tokens
-        for width in dict.fromkeys([tokens, 2 * tokens, *sizes.error_widths]) if width >= tokens
-    ]  # fmt: skip
-    for tokens, width in one_block:
-        if width % tokens:
-            raise ValueError(f"error_widths: {width} is no multiple of {tokens}, in error_tokens")
-    return single_cases("errors", one_block, rivals.names(TASK, "emulated"), sizes.where)
-
-
-def _peak_cases(sizes: Sizes) -> list[dict[str, Any]]:
-    wide = [(sizes.tokens, width) for width in sizes.memory_widths]
-    return single_cases("peak", wide, _timed(), sizes.where)
-
-
-def _timed_cases(sizes: Sizes) -> list[dict[str, Any]]:
-    shared: dict[str, Any] = {"device": sizes.where, "repetitions": sizes.repetitions}
-    apart = [(rows, sizes.apart_width) for rows in sizes.apart_tokens]
-    swept = [(sizes.tokens, width) for width in sizes.widths]
-    return [
-        *cases(apart, ["forward", "forward+backward"], _timed(), **shared),
-        *cases(swept, ["forward"], _timed(), **shared),
-    ]
-
-
 STEPS = {  # what ran, and dtype, setting and launch of both sides; each + keeps the repairs above
     "kernel as published": ("published-kernel", "float32", "highest", "python"),
     "+ the sum over all of K": ("whole-sum", "float32", "highest", "python"),
@@ -233,55 +218,28 @@ STEPS = {  # what ran, and dtype, setting and launch of both sides; each + keeps
     "graphs: fusedlib, bf16": ("fused", "bfloat16", "highest", "graph"),
 }  # fmt: skip
 L4 = CARDS["L4"]
-SHAPES = [f"{tokens}·{2**n}" for tokens in (64, 256, 1024) for n in range(9, 16)]
-BLOCKS = [f"block of {size}" for size in (16, 32, 64, 128, 256)]
-COLUMNS = {
-    "experiment": Column("experiment", names={"errors": "by plain PyTorch", "peak": "of a step"}),
-    "step": Column("step", names={step: step for step in STEPS}),
-    "result": Column("result", names={"right": "right", "wrong": "wrong"}),
-    "direction": Column(
-        "direction", names={"forward": "forward", "forward+backward": "forward and backward"}
-    ),
-    "dtype": Column("dtype", names={"float32": "fp32", "bfloat16": "bf16"}),
-    "precision": Column("torch's setting", names={"highest": '"highest"', "high": '"high"'}),
-    "launch": Column("launch", names={"python": "from Python", "graph": "in a CUDA graph"}),
-    "shape": Column("tokens·width", names={shape: shape for shape in SHAPES}),
-    "tokens": Column("tokens", ",d", log=True),
-    "series": Column("published", names={n: n for n in ("grid", "second version", "sweep")}),
-    "hidden_size": Column("width", ",d", log=True),
-    "num_layers": Column("layers", ",d", log=True),
-    "block": Column("block", names={name: name for name in BLOCKS}),
-    "y_error": Column("relative error of y", "2"),
-    "d_x_error": Column("of dx", "2"),
-    "d_w_gate_error": Column("of d gate", "2"),
-    "d_w_up_error": Column("of d up", "2"),
-    "d_w_down_error": Column("of d down", "2"),
-    "peak_mib": Column("peak memory", "5 MiB"),
-    "peak_ratio": Column("Liger's peak memory over this one's", "3×"),
-    "bandwidth_share": Column("of the L4's bandwidth", "3%"),
-    "fp32_share": Column("of the L4's fp32 rate", "3%"),
-}  # fmt: skip
+PROTOCOL = "published_protocol_"
 USED = [
-    "median_ms", "samples_ms", "peak_mib", "peak_ratio", "num_layers", "path", "session",
-    "series",
-    *(f"{results.PROTOCOL}{name}" for name in ("median_ms", "samples_ms")),
+    "median_ms", "samples_ms", "peak_mib", "peak_ratio", "path", "series",
+    f"{PROTOCOL}median_ms", f"{PROTOCOL}samples_ms",
 ]  # fmt: skip
 
 
-def described(rows: pd.DataFrame) -> pd.DataFrame:
+def derive(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with what follows from them.
 
     The time of a wrong kernel, taken by the published protocol, stands beside the others' here:
-    `result` says which is wrong. `step` is a link of `STEPS`. `peak_ratio` is Liger's peak over
+    `result` says which is wrong. `repair` is a link of `STEPS`. `peak_ratio` is Liger's peak over
     that of a row. The shares are of an L4's rates, as if all of the forward pass were computed.
     """
-    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *USED])))
+    at = ["machine", "set", "tokens", "hidden_size"]
+    known = [*at, *USED, "status", "provider", "dtype", "precision", "launch", "direction"]
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *known])))
     for name in ("median_ms", "samples_ms"):
-        rows[name] = rows[name].where(rows[name].notna(), rows[results.PROTOCOL + name])
+        rows[name] = rows[name].where(rows[name].notna(), rows[PROTOCOL + name])
     rows["precision"] = rows["precision"].fillna("highest")
     steps = {ran: step for step, ran in STEPS.items()}
     ran = zip(*(rows[n] for n in ("provider", "dtype", "precision", "launch")), strict=True)
-    at = ["machine", "recording", "tokens", "hidden_size"]
     liger = rows[(rows["provider"] == "liger") & rows["peak_mib"].notna()].drop_duplicates(at)
     of_liger = rows[at].merge(liger[[*at, "peak_mib"]], how="left", on=at)["peak_mib"]
     tokens, width = (rows[name].astype(float) for name in at[2:])
@@ -289,7 +247,7 @@ def described(rows: pd.DataFrame) -> pd.DataFrame:
     moved = 4 * (3 * width**2 + 2 * tokens * width)  # bytes: three weights and x in, y out
     ratio = of_liger.set_axis(rows.index) / rows["peak_mib"]
     return rows.assign(
-        step=[steps.get(one) for one in ran],
+        repair=[steps.get(one) for one in ran],
         result=rows["status"].map({"ok": "right", "wrong": "wrong"}),
         shape=[f"{t:.0f}·{w:.0f}" if t == t and w == w else None
                for t, w in zip(tokens, width, strict=True)],
@@ -302,12 +260,12 @@ def described(rows: pd.DataFrame) -> pd.DataFrame:
 def from_tables(
     times: pd.DataFrame, factors: pd.DataFrame, peaks: pd.DataFrame
 ) -> pd.DataFrame:  # fmt: skip
-    """The published grid, sweeps and peaks in the columns of the study's own rows.
+    """The published grid, sweeps and peaks in the columns of the topic's own rows.
 
-    `series` is "grid" where absolute figures are "second version" where the kernel is
-    its second version, and "sweep" where factors alone are published. `ratio` is how many times as
-    fast as the implementation in `over`. What is published as "backward" took three times as long
-    as the forward pass: it includes it.
+    `series` is "grid" where absolute figures are, "second version" where the kernel is its second
+    version, and "sweep" where factors alone are published. `ratio` is how many times as fast as
+    Liger. What is published as "backward" took three times as long as the forward pass: it
+    includes it.
     """
     second = times["weight_gradient"].fillna(False).astype(bool)
     times = times.assign(
@@ -322,11 +280,12 @@ def from_tables(
         ratio=times[at].merge(liger, on=at, how="left")["time_ms"] / times["time_ms"]
     )
     of_peaks = factors["quantity"] == "peak memory"
-    forward = factors["quantity"] == "forward time"
     factors = factors.assign(
         implementation="fused", series="sweep",
         experiment=of_peaks.map({True: "peak", False: "time"}),
-        direction=forward.map({True: "forward", False: "forward+backward"}),
+        direction=factors["quantity"].eq("forward time").map(
+            {True: "forward", False: "forward+backward"}
+        ),
         ratio=factors["liger_over_fused"].mask(of_peaks),
         peak_ratio=factors["liger_over_fused"].where(of_peaks),
     )  # fmt: skip
@@ -340,23 +299,13 @@ def from_tables(
                  "time_ms": "median_ms", "peak_mb": "peak_mib"}
     )  # fmt: skip
     right = rows["provider"] == "liger"
-    return described(
+    return derive(
         rows.assign(
-            dtype="float32", precision="highest", launch="python", over="Liger",
-            case=[f"published {n}" for n in range(len(rows))],
+            machine="published", set="published", profile="published", apart=False,
+            race=[f"published {n}" for n in range(len(rows))],
+            dtype="float32", precision="highest", launch="python",
             provider=rows["provider"].replace("fused", "published-kernel"),
             direction=rows["direction"].replace("backward", "forward+backward"),
             status=right.map({True: "ok", False: "wrong"}),
         )
     )  # fmt: skip
-
-
-STUDY = Study(
-    "02_anatomy", Sizes,
-    [
-        Experiment("errors", errors, _error_cases),
-        Experiment("peaks", peak, _peak_cases),
-        Experiment("times", RACE, _timed_cases),
-    ],
-    COLUMNS, described, shown=("ok", "wrong"), registers="flawed_swiglu",
-)  # fmt: skip
