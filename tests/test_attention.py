@@ -1,4 +1,4 @@
-"""Study 07: its counts against what is seen, its truth, its cases and its race."""
+"""Attention: its counts against what is seen, its truth, its cases and its races."""
 
 import math
 from dataclasses import replace
@@ -12,12 +12,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fusedlib.bench import check
 from fusedlib.bench.attempt import Wrong
-from measure.attention import exact, footprint, problem, races, study
-from measure.attention.problem import AttentionProblem, draw, flops, kept, traffic
-from measure.racing import rivals
+from measure.racing import memory, rivals
 from measure.racing.rivals import Workload
-from measure.recording import results
 from models.transformer import plain_attention
+from study import attention, causal, footprint, race, run
+from study.causal import AttentionProblem, draw, flops, kept, traffic
 
 MIB = 2**20
 ON_CPU = ("plain", "math", "flash")
@@ -27,7 +26,7 @@ SHAPES = [(96, 16, 3), (33, 24, 2), (16, 128, 2)]
 def prepared(name, shape, dtype="float32"):
     one = AttentionProblem(*shape, dtype)
     operands = draw(one, "cpu")
-    return one, operands, rivals.get(races.TASK, name).build(operands)
+    return one, operands, rivals.get(causal.TASK, name).build(operands)
 
 
 # --- counting ------------------------------------------------------------------------------------
@@ -39,9 +38,9 @@ def prepared(name, shape, dtype="float32"):
 def test_kept_bytes_are_those_of_the_formula(name, shape, dtype):
     one, operands, work = prepared(name, shape, dtype)
     seen = footprint.measure(work, operands.dy)
-    assert seen["kept_mib"] * MIB == sum(kept(races.counted_form(name), one).values())
-    assert seen["operands_mib"] * MIB == problem.operands_bytes(one)
-    assert len(seen["kept"]) == len(kept(races.counted_form(name), one))
+    assert seen["kept_mib"] * MIB == sum(kept(causal.counted_form(name), one).values())
+    assert seen["operands_mib"] * MIB == 4 * one.linear
+    assert len(seen["kept"]) == len(kept(causal.counted_form(name), one))
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (64, 64, 2), (32, 96, 2), (256, 16, 1)])
@@ -50,7 +49,7 @@ def test_plain_attentions_peak_is_that_of_the_formula(shape):
     check.results_of(work, operands.dy)
     seen = footprint.measure(work, operands.dy)
     # The host allocates the scalars of a kernel too, some bytes each.
-    assert seen["peak_mib"] * MIB == pytest.approx(problem.plain_peak(one, "cpu"), abs=64)
+    assert seen["peak_mib"] * MIB == pytest.approx(causal.plain_peak(one, "cpu"), abs=64)
     assert seen["after_forward_mib"] * MIB == pytest.approx(
         sum(kept("plain", one).values()) + one.linear, abs=64
     )
@@ -122,9 +121,9 @@ def looped(query, key, value):
 
 @pytest.mark.parametrize("block", [1, 50, 2**25])
 def test_truth_is_attention_and_its_gradients(block, monkeypatch):
-    monkeypatch.setattr(exact, "BLOCK", block)
+    monkeypatch.setattr(causal, "BLOCK", block)
     operands = draw(AttentionProblem(13, 6, 2, "float32"), "cpu")
-    true = exact.results(operands)
+    true = causal.exact(operands)
     doubles = [t.detach().double() for t in operands.leaves().values()]
     for index in range(2):
         y = looped(*(t[index, 0] for t in doubles))
@@ -146,91 +145,140 @@ def test_an_error_counts_relative_to_its_tokens_terms_where_they_are_large():
     for token in (0, 50):
         off = values["y"].clone()
         off[0, 0, token, 0] += 1.0
-        worst.append(exact.errors({"y": off}, exact.Exact(values, sizes))["y"].worst)
+        worst.append(causal.errors({"y": off}, causal.Exact(values, sizes))["y"].worst)
     assert worst[1] == pytest.approx(100 * worst[0])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["math", "flash"])
 def test_backends_are_right(name, dtype):
-    one, operands, work = prepared(name, (128, 64, 4), dtype)
-    true = exact.results(operands)
-    actual, baseline = check.results_of(work, operands.dy), exact.baseline_errors(operands, true)
-    figures = check.require(exact.errors(actual, true), baseline, one.torch_dtype)
+    _, operands, work = prepared(name, (128, 64, 4), dtype)
+    true = causal.exact(operands)
+    actual, baseline = check.results_of(work, operands.dy), causal.baseline_errors(operands, true)
+    figures = check.require(causal.errors(actual, true), baseline, operands.dy.dtype)
     assert set(figures) == {"y_error", "d_query_error", "d_key_error", "d_value_error"}
     del actual["d_key"]
     with pytest.raises(Wrong, match="no gradient arrived at key"):
-        check.require(exact.errors(actual, true), baseline, one.torch_dtype)
+        check.require(causal.errors(actual, true), baseline, operands.dy.dtype)
 
 
 def test_a_wrong_measure_is_refused(monkeypatch):
     _, operands, _ = prepared("plain", (64, 16, 2), "float32")
-    true = exact.results(operands)
+    true = causal.exact(operands)
 
     def without_mask(query, key, value):
         return (query @ key.mT / 4).softmax(-1) @ value
 
-    monkeypatch.setattr(exact, "plain_attention", without_mask)
+    monkeypatch.setattr(causal, "plain_attention", without_mask)
     with pytest.raises(ValueError, match="float64 in y"):
-        exact.baseline_errors(operands, true)
+        causal.baseline_errors(operands, true)
 
 
-# --- the race ------------------------------------------------------------------------------------
-
-SHAPE = {"batch_size": 2, "repetitions": 2, "device": "cpu"}
+# --- the races -----------------------------------------------------------------------------------
 
 
-def raced(tmp_path, *names, contexts=(24,)):
-    """Rows of a race at width 8 in fp32, and the recorder that wrote them."""
-    recorder = results.Recorder("07_attention", "quick", fresh=False, directory=tmp_path)
-    recorder.race(races.RACE, races.cases("course", contexts, [8], ["float32"], names, **SHAPE))
-    return recorder.rows().set_index(["context_length", "provider", "direction"]), recorder
+def raced(*names, context=24, direction="forward", **more):
+    """The rows of one race at width 8 in fp32 on the host, by provider."""
+    shared = {"experiment": "race", "batch_size": 2, "repetitions": 2, "device": "cpu", **more}
+    cases = attention.races(shared, "course", [context], [8], ["float32"], names)
+    rows = attention.measure([case for case in cases if case["direction"] == direction])
+    race.free()
+    return {row.case["provider"]: row for row in rows}
 
 
 @pytest.fixture
 def added(monkeypatch):
     """Registers a rival for one test; what was asked of former ones is forgotten."""
     monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
-    races._refusal.cache_clear()
+    attention._refusal.cache_clear()
     yield rivals.rival
-    races._refusal.cache_clear()
+    attention._refusal.cache_clear()
 
 
-def test_all_that_runs_is_timed_in_each_direction_and_the_rest_says_why_not(tmp_path):
-    rows, _ = raced(tmp_path, "all", "flex", contexts=(24, 40))
-    assert len(rows) == 2 * 3 * len([*rivals.chosen(races.TASK, ["all"]), "flex"])
-    good = rows[rows["status"] == "ok"]
-    assert set(good.index.get_level_values("provider")) == set(ON_CPU)
-    assert (good[["median_ms", "kept_mib", "peak_mib", "operands_mib"]] > 0).all(axis=None)
-    assert good["session"].groupby(["context_length", "direction"]).nunique().eq(1).all()
-    assert rows[rows["status"] == "unavailable"]["reason"].notna().all()
-    _, again = raced(tmp_path, "all", "flex", contexts=(24, 40))
-    assert again.measured == 0
+@pytest.mark.parametrize("direction", ["forward", "backward", "forward+backward"])
+def test_all_that_runs_is_timed_in_turns_and_the_rest_says_why_not(direction):
+    rows = raced("all", "flex", "sdpa", direction=direction)
+    good = {name: row.figures for name, row in rows.items() if row.status == "ok"}
+    assert set(good) == {*ON_CPU, "sdpa"}
+    assert len({figures["session"] for figures in good.values()}) == 1
+    for figures in good.values():
+        assert all(figures[f] > 0 for f in ("median_ms", "kept_mib", "peak_mib", "operands_mib"))
+    assert good["sdpa"]["backend"] == "flash", "what torch takes on a host"
+    assert all(row.status == "unavailable" and row.reason for name, row in rows.items()
+               if name not in good)  # fmt: skip
 
 
-def test_what_forgets_the_mask_is_wrong_and_gets_no_time(tmp_path, added):
-    @added(races.TASK, "unmasked")
+def test_what_forgets_the_mask_is_wrong_and_gets_no_time(added):
+    @added(causal.TASK, "unmasked")
     def unmasked(operands):
         """Attention to the future."""
         leaves = operands.leaves()
         attend = torch.nn.functional.scaled_dot_product_attention
         return Workload(lambda: attend(*leaves.values()), leaves)
 
-    rows, _ = raced(tmp_path, "all")
-    wrong = rows.xs("unmasked", level="provider")
-    assert set(wrong["status"]) == {"wrong"} and wrong["median_ms"].isna().all()
-    assert wrong["reason"].str.contains("y: norm error").all() and (wrong["y_error"] > 0.1).all()
-    assert set(rows.xs("plain", level="provider")["status"]) == {"ok"}
+    rows = raced("all")
+    wrong = rows["unmasked"]
+    assert wrong.status == "wrong" and "median_ms" not in wrong.figures
+    assert "y: norm error" in wrong.reason and wrong.figures["y_error"] > 0.1
+    assert rows["plain"].status == "ok"
 
 
-def test_what_is_counted_far_above_the_memory_is_not_tried(tmp_path, monkeypatch):
-    small = replace(races.machine.describe(), memory_gib=1e-6)
-    monkeypatch.setattr(races.machine, "describe", lambda: small)
-    rows, _ = raced(tmp_path, *ON_CPU)
-    status = rows["status"].groupby("provider").unique().map(list)
-    assert dict(status) == {
-        "plain": ["oom (predicted)"], "math": ["oom (predicted)"], "flash": ["ok"]
+def test_what_gives_no_gradient_is_wrong(added):
+    @added(causal.TASK, "frozen")
+    def frozen(operands):
+        """The right output, and a gradient that arrives nowhere."""
+        query, key, value = (leaf.detach() for leaf in operands.leaves().values())
+        one = torch.ones((), requires_grad=True)
+        return Workload(lambda: plain_attention(query, key, value) * one, operands.leaves())
+
+    assert "no gradient arrived at query" in raced("plain", "frozen")["frozen"].reason
+
+
+def test_what_is_counted_far_above_the_memory_is_not_tried(monkeypatch):
+    small = replace(memory.machine.describe(), memory_gib=1e-6)
+    monkeypatch.setattr(memory.machine, "describe", lambda: small)
+    rows = raced(*ON_CPU)
+    assert {name: row.status for name, row in rows.items()} == {
+        "plain": "oom (predicted)", "math": "oom (predicted)", "flash": "ok"
     }  # fmt: skip
+    assert rows["plain"].reason.startswith(
+        "not tried: 0 GiB counted, more than 0.7 times the 0 GiB"
+    )
+
+
+def test_short_contexts_are_launched_both_ways_and_a_backward_alone_in_no_graph():
+    sizes = {"short_contexts": [16], "device": "cuda", "dtypes": ["bfloat16"]}
+    short = [c for c in attention.cases(**sizes) if c.get("grid") == "short"]
+    ways = {(c["launch"], c["direction"]) for c in short}
+    assert ways == {(launch, d) for launch in ("python", "graph") for d in causal._PRODUCTS} - {
+        ("graph", "backward")} | {("python", causal.BOTH), ("graph", causal.BOTH)}  # fmt: skip
+    assert {"plain", "sdpa", "flash", "cudnn"} <= {c["provider"] for c in short}
+
+
+@pytest.mark.parametrize("mask", attention.MASKS)
+def test_torch_tells_which_backend_it_takes_by_itself(mask):
+    sizes = {"default_widths": [24], "dtypes": ["bfloat16"], "device": "cpu"}
+    asked = [c for c in attention.cases(**sizes) if c.get("mask") == mask]
+    [row] = attention.measure(asked)
+    assert row.status == "ok" and row.figures["backend"] == "flash"
+    assert any("flash" in name for name in row.figures["kernels"])
+    assert not any(row.figures[f"can_{name}"] for name in ("flash", "efficient", "cudnn"))
+
+
+def test_a_backend_is_found_by_its_node_and_math_has_none():
+    query, key, value = draw(AttentionProblem(16, 8, 1, "float32"), "cpu").leaves().values()
+    assert causal.backend_of(plain_attention(query, key, value)) == "math"
+    attend = torch.nn.functional.scaled_dot_product_attention
+    sliced = attend(query, key, value, is_causal=True)[..., :4].clone()
+    assert causal.backend_of(sliced) == "flash", "as where torch pads heads"
+
+
+def test_a_rival_is_added_at_its_shapes_alone_and_another_text_is_refused():
+    cases = attention.cases(device="cpu", also=["inductor float32 64 256"])
+    course = [c for c in cases if c.get("provider") == "inductor" and c["grid"] == "course"]
+    assert {(c["head_dim"], c["context_length"]) for c in course} == {(64, 256)}
+    with pytest.raises(run.SizesError, match="a dtype, a width"):
+        run.races("attention", also=["inductor"])
 
 
 # --- what follows from rows ----------------------------------------------------------------------
@@ -239,15 +287,16 @@ def test_what_is_counted_far_above_the_memory_is_not_tried(tmp_path, monkeypatch
 def test_rows_have_what_is_counted_of_them_at_the_ceilings_of_their_recording():
     one = AttentionProblem(256, 64, 8, "bfloat16")
     shape = {"context_length": 256, "head_dim": 64, "batch_size": 8, "direction": "forward"}
-    shared = {"machine": "here", "recording": "first", "device": "cuda", "dtype": "bfloat16"}
+    shared = {"machine": "here", "set": "first", "device": "cuda", "dtype": "bfloat16"}
     ran = [shape | {"provider": name, "peak_mib": 8.0, "median_ms": 1.0}
             for name in ("plain", "cudnn", "inductor")]  # fmt: skip
-    ceilings = [{"dtype": "int8", "bytes_per_s": 1e12}, {"flops_per_s": 1e14}]
+    ceilings = [{"ceiling": "copy", "dtype": "int8", "bytes_per_s": 1e12},
+                {"ceiling": "gemm", "flops_per_s": 1e14}]  # fmt: skip
     rows = pd.DataFrame([shared | row for row in (*ran, *ceilings)])
-    plain, cudnn, inductor, *_ = study.described(rows).to_dict("records")
+    plain, cudnn, inductor, *_ = attention.derive(rows).to_dict("records")
     assert (plain["fused"], cudnn["fused"], inductor["fused"]) == (False, True, False)
     assert plain["peak_squares"] == inductor["peak_squares"] == 8.0
-    assert plain["peak_counted"] == problem.plain_peak(one, "cuda") / one.square
+    assert plain["peak_counted"] == causal.plain_peak(one, "cuda") / one.square
     assert plain["traffic_ms"] == pytest.approx(traffic(one, "forward", fused=False) / 1e9)
     assert cudnn["products_ms"] == pytest.approx(flops(one, "forward", fused=True) / 1e11)
     assert plain["bound_share"] == max(plain["products_ms"], plain["traffic_ms"])

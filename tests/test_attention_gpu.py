@@ -1,15 +1,15 @@
-"""Study 07 on a GPU: who runs is right, holds what is counted, and an OOM ends nothing."""
+"""Attention on a GPU: who runs is right, holds what is counted, and an OOM ends nothing."""
 
 import pytest
 import torch
+from measure.attention import footprint
 
 from fusedlib.bench import check
 from fusedlib.bench.attempt import Unavailable
-from measure.attention import exact, footprint, races
-from measure.attention.problem import AttentionProblem, draw, kept, plain_peak
 from measure.racing import rivals
 from measure.racing.roofline import precision_of
-from measure.recording import results
+from study import attention, causal, race
+from study.causal import AttentionProblem, draw, kept, plain_peak
 
 pytestmark = pytest.mark.gpu
 MIB = 2**20
@@ -18,7 +18,7 @@ NODES = {"flash": "FlashAttention", "efficient": "EfficientAttention", "cudnn": 
 
 
 def prepared(name, dtype, context=1024):
-    one, rival = AttentionProblem(context, 64, 8, dtype), rivals.get(races.TASK, name)
+    one, rival = AttentionProblem(context, 64, 8, dtype), rivals.get(causal.TASK, name)
     operands = draw(one, "cuda")
     try:
         rival.check_available("cuda", dtype)
@@ -28,18 +28,18 @@ def prepared(name, dtype, context=1024):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", rivals.names(races.TASK))
+@pytest.mark.parametrize("name", rivals.names(causal.TASK))
 def test_a_way_is_right_and_keeps_what_is_counted(name, dtype):
     torch.compiler.reset()
     one, operands, work = prepared(name, dtype)
     with precision_of("highest"):
-        true = exact.results(operands)
-        actual = exact.errors(check.results_of(work, operands.dy), true)
-        check.require(actual, exact.baseline_errors(operands, true), one.torch_dtype)
+        true = causal.exact(operands)
+        actual = causal.errors(check.results_of(work, operands.dy), true)
+        check.require(actual, causal.baseline_errors(operands, true), operands.dy.dtype)
         seen = footprint.measure(work, operands.dy)
     output = work.forward()  # kept: without it the node that made it is gone
     assert NODES.get(name, "") in output.grad_fn.name()
-    if form := races.counted_form(name):
+    if form := causal.counted_form(name):
         # Flash and cuDNN keep a random state besides, FlexAttention its mask of blocks.
         assert seen["kept_mib"] * MIB == pytest.approx(sum(kept(form, one).values()), abs=16 * 1024)
     if name == "plain":
@@ -57,24 +57,48 @@ def test_a_look_at_what_is_kept_leaves_nothing_behind(name):
     assert torch.cuda.memory_allocated() == before
 
 
-def test_running_out_of_memory_leaves_the_next_shape_whole(tmp_path, limit_memory):
-    def raced(*contexts):
-        recorder = results.Recorder("07_attention", "quick", fresh=True, directory=tmp_path)
-        recorder.race(races.RACE, races.cases(
-            "course", contexts, [64], ["float32"], ["plain", "efficient"], batch_size=8,
-            repetitions=2, device="cuda",
-        ))  # fmt: skip
-        rows = recorder.rows()
-        rows = rows[rows["recording"] == recorder.recording]
-        return rows.set_index(["direction", "context_length", "provider"]).loc["backward"]
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_torch_takes_a_backend_that_it_says_can_run(dtype):
+    sizes = {"default_widths": [64, 100], "dtypes": [dtype], "device": "cuda"}
+    asked = [case for case in attention.cases(**sizes) if case["experiment"] == "default"]
+    for row in attention.measure(asked):
+        figures, names = row.figures, ("flash", "efficient", "cudnn")
+        can = [name for name in names if figures[f"can_{name}"]]
+        assert figures["backend"] in (can or ["math"]) and figures["kernels"]
 
-    usual = raced(1024)["peak_mib"]
+
+@pytest.mark.parametrize("direction", ["forward", "forward+backward"])
+def test_a_graph_of_short_contexts_is_right_and_waits_for_no_python(direction):
+    sizes = {"short_contexts": [64], "dtypes": ["bfloat16"], "device": "cuda"}
+    short = [case for case in attention.cases(**sizes) if case.get("grid") == "short"]
+    ms = {}
+    for launch in ("python", "graph"):
+        one = [c for c in short if (c["launch"], c["direction"]) == (launch, direction)]
+        rows = {row.case["provider"]: row for row in attention.measure(one)}
+        ms[launch] = {n: r.figures["median_ms"] for n, r in rows.items() if r.status == "ok"}
+        assert rows["sdpa"].figures["backend"] in NODES
+    assert {"plain", "sdpa", "flash"} <= {*ms["graph"]} and ms["graph"].keys() == ms[
+        "python"
+    ].keys()
+    assert ms["graph"]["plain"] < ms["python"]["plain"]
+    race.free()
+
+
+def test_running_out_of_memory_leaves_the_next_shape_whole(limit_memory):
+    shared = {"experiment": "race", "batch_size": 8, "repetitions": 2, "device": "cuda"}
+
+    def raced(context):
+        names = ["plain", "efficient"]
+        cases = attention.races(shared, "course", [context], [64], ["float32"], names)
+        rows = attention.measure([case for case in cases if case["direction"] == "backward"])
+        race.free()
+        return {row.case["provider"]: row for row in rows}
+
+    usual = raced(1024)
     torch.cuda.empty_cache()
     limit_memory(12)
-    rows = raced(16384, 1024)
-    assert rows.loc[(16384, "plain"), "status"] == "oom"
-    assert "Tried to allocate" in rows.loc[(16384, "plain"), "reason"]
-    assert rows.loc[(16384, "efficient"), "status"] == "ok"
-    for at in ((1024, "plain"), (1024, "efficient")):
-        assert rows.loc[at, "status"] == "ok"
-        assert rows.loc[at, "peak_mib"] == usual[at]
+    large, small = raced(16384), raced(1024)
+    assert large["plain"].status == "oom" and "Tried to allocate" in large["plain"].reason
+    assert large["efficient"].status == "ok"
+    for name, row in small.items():
+        assert row.status == "ok" and row.figures["peak_mib"] == usual[name].figures["peak_mib"]

@@ -14,8 +14,9 @@ from fusedlib import swiglu_mlp, tuning
 from fusedlib.ops.mlp.function import SAVES
 from fusedlib.ops.mlp.products import is_d_w_down_last
 from interpreter import passed_in_the_interpreter
-from measure import mlp_ledger, pass_memory
-from measure.mlp_ledger import FUSED, FUSED_INPUT, SPLIT, SPLIT_INPUT, total
+from study import ledger
+from study.allocator import passed
+from study.ledger import FUSED, FUSED_INPUT, SPLIT, SPLIT_INPUT, total
 from study.mlp import SwiGLUProblem
 
 ALL = True, True, False, True  # of a packed weight
@@ -78,14 +79,14 @@ def test_a_pass_holds_what_is_counted(device, monkeypatch, route, shape, save, p
             return swiglu_mlp(x, gate_up if pair else gate_up[0], w_down, save=save)
 
     with tuning.override(**ROUTES.get(route, {})):
-        live = pass_memory.trace(forward, dy).live_mib()
+        live = passed(forward, dy).live_mib()
     found = max(sum(parts) for parts in zip(*live.values(), strict=True))
     problem = SwiGLUProblem(*shape, "float32")
     books = (SPLIT, SPLIT_INPUT) if route == "split" else (FUSED, FUSED_INPUT)
     counted = total(books[SAVES.index(save)].peak(problem)[1]).mib(problem)
     if route == "apart":  # dh is no allocation of the fused kernels; it goes before d(gate|up)'s
-        counted = max(counted, (mlp_ledger.F * 4 + mlp_ledger.D).mib(problem))
+        counted = max(counted, (ledger.F * 4 + ledger.D).mib(problem))
     if route == "watched" and save == "gate_up":  # registered operators have a second one
-        counted += (mlp_ledger.F * 2).mib(problem)
+        counted += (ledger.F * 2).mib(problem)
     more = 0.02 * (route == "split")  # parts' words, and what is seen of columns
     assert counted <= found <= counted + more

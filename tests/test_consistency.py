@@ -76,7 +76,7 @@ def test_a_large_model_s_peak_is_one_number_in_studies_06_and_09():
     names = ("context_length", "precision", "attention", "batch_size")
     ours, theirs = (
         values(rows(study, model="2.7b", **fields), names, "peak_mib")
-        for study, fields in (("09_model_memory", {"experiment": "pass", "mode": "step"}),
+        for study, fields in (("model_memory", {"experiment": "pass", "mode": "step"}),
                               ("06_end_to_end", {"experiment": "step"}))
     )  # fmt: skip
     assert len(ours.keys() & theirs.keys()) >= 9

@@ -31,7 +31,7 @@ from fusedlib import (
 from fusedlib.ops.loss import function
 from gradient_checks import Named, close, same
 from interpreter import INTERPRETED, passed_in_the_interpreter
-from measure import pass_memory
+from study.allocator import passed
 
 # Rows that are not of this vocabulary may hold anything.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -437,7 +437,7 @@ def test_a_pass_takes_the_planned_memory(device, monkeypatch, shape, rows, reduc
     leaves, target, _ = drawn(device, "float32", shape)
     call = partial(linear_cross_entropy, target=target, reduction=reduction, memory=rows * 4096)
     up = torch.ones(tokens if reduction == "none" else ())
-    live = pass_memory.trace(lambda: call(**leaves), up).live_mib()
+    live = passed(lambda: call(**leaves), up).live_mib()
     gradients = 4 * width * (tokens + vocabulary)
     over = max(sum(parts) for parts in zip(*live.values(), strict=True)) * 2**20 - gradients
     plan = function.slices if reduction == "none" else function.plan

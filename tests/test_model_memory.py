@@ -1,4 +1,4 @@
-"""Study 09's formulas against what autograd and the allocator of a CPU really hold, to the byte."""
+"""Formulas of a model's memory against what autograd and a CPU's allocator hold, to the byte."""
 
 from collections import Counter
 
@@ -6,14 +6,13 @@ import pandas as pd
 import pytest
 import torch
 
-from measure import model_memory
-from measure.model_memory import Measure, Program
-from measure.recording.results import Recorder
-from measure.step_memory import gradients_of
 from models import activations, checkpointed, transformer
 from models.activations import PRECISIONS
 from models.checkpointed import CheckpointPlan
 from outcomes import outcome
+from study import model_memory
+from study.model_memory import Plans, Program, watched
+from study.trainer import gradients_of
 
 MIB = 2**20
 LOSS = 4  # bytes of the scalar that a pass gives back
@@ -28,20 +27,22 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def program(precision, attention="plain", model="nano", context=24):
-    shared = model_memory.setting(
-        model, context, attention=attention, precision=precision, device="cpu", batch_size=3
-    )
+    shared = model_memory.setting(model, context, attention, precision, "cpu", batch_size=3)
     return Program.of(shared, "forward+backward")
 
 
 def case(mode, precision, **options):
-    shared = model_memory.setting("nano", 24, attention="plain", precision=precision, device="cpu")
+    shared = model_memory.setting("nano", 24, "plain", precision, "cpu")
     return {"experiment": "pass", "mode": mode, **shared, **options}
 
 
-def plans(*sizes, repetitions=1):
-    shared = model_memory.setting("nano", 8, attention="plain", precision="fp32", device="cpu")
-    return model_memory.checkpoints(shared, *sizes, repetitions)
+def plans(segments, nested, first):
+    sizes = {"segments": segments, "nested": nested, "first": first, "repetitions": 1}
+    found = model_memory.cases(
+        device="cpu", contexts=[], plan_model="nano", plan_context=8, **sizes
+    )
+    assert {one["experiment"] for one in found} == {"checkpoint"}
+    return found
 
 
 # --- counts --------------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ def test_autocast_s_softmax_is_fp32_on_a_gpu_only():
 @pytest.mark.parametrize("mode", model_memory.MODES)
 def test_a_watched_pass_peaks_where_the_formula_says(mode, precision):
     one = case(mode, precision)
-    actual, counted = Measure()(one), model_memory.moments(one)["forward"]
+    actual, counted = watched(one), model_memory.moments(one)["forward"]
     scales = 0 if mode == model_memory.MODES[0] else SCALE * model_memory.shape_of(one).num_layers
     for name in ("weights", "activations", "casts", "optimizer"):
         more = LOSS + scales if name == "activations" else 0
@@ -103,7 +104,7 @@ def test_a_watched_pass_peaks_where_the_formula_says(mode, precision):
 
 def test_what_cannot_fit_is_predicted_and_not_tried():
     huge = case("step", "fp32", model="2.7b", context_length=10**6)
-    figures, status, reason = outcome(Measure(), huge)
+    figures, status, reason = outcome(watched, huge)
     assert (figures, status) == ({}, "oom (predicted)") and " GiB counted, more than" in reason
     model_memory.check_size(case("step", "fp32"))
 
@@ -141,21 +142,17 @@ def test_what_a_plan_holds_is_the_formula(plan, precision):
     one = program(precision, model="micro", context=64)
     held = checkpointed.held_bytes(one.shape, precision, "cpu", plan, 3)
     one.run(plan)
-    actual = model_memory._held(one, plan)
+    actual = model_memory.held_by(one, plan)
     least = max(held.values()) + LOSS
     assert least <= actual["peak_mib"] * MIB <= least + one.shape.num_layers * SCALE
 
 
-def test_a_plan_is_timed_beside_no_plan(tmp_path):
-    asked = plans([1], [2], [1])
-    recorder = Recorder("09_model_memory", profile="quick", directory=tmp_path)
-    recorder.sweep(asked[:1], Measure())
-    recorder.sweep(asked, Measure())
-    assert (recorder.measured, recorder.skipped) == (4, 1)  # a stopped run goes on
-    rows = recorder.rows()
-    assert set(rows["status"]) == {"ok"} and set(rows["gradient_error"]) == {0.0}
-    assert rows.set_index("plan")["ratio"].isna().to_dict() == {
-        "none": True, "segments": False, "nested": False, "first": False,
+def test_a_plan_is_timed_beside_no_plan():
+    rows = model_memory.measure(plans([1], [2], [1]))
+    assert {row.status for row in rows} == {"ok"}
+    assert {row.figures["gradient_error"] for row in rows} == {0.0}
+    assert {row.case["provider"]: "ratio" in row.figures for row in rows} == {
+        "none 0": False, "segments 1": True, "nested 2": True, "first 1": True,
     }  # fmt: skip
 
 
@@ -168,7 +165,7 @@ def test_a_plan_with_another_gradient_gets_no_time(monkeypatch, factor):
         y.register_hook(lambda g: g * factor)
         return y
 
-    measure, (none, segments) = Measure(), plans([2], [], [])
+    measure, (none, segments) = Plans(), plans([2], [], [])
     assert outcome(measure, none)[1] == "ok"
     monkeypatch.setattr(checkpointed, "_again", broken)
     figures, status, reason = outcome(measure, segments)
@@ -181,20 +178,16 @@ def test_a_plan_with_another_gradient_gets_no_time(monkeypatch, factor):
 
 def plan_rows(**statuses):
     """Rows of plans of one small model: a GiB and a second more each, by hand."""
-    cases = plans([1, 2], [2], [1])
-    names = [model_memory.plan_name(model_memory.plan_of(one)) for one in cases]
     return pd.DataFrame([
-        {**one, "case": name, "recording": "a", "status": statuses.get(one["plan"], "ok"),
-         "peak_mib": (n + 1) * 1024.0, "ratio": None if one["plan"] == "none" else 1 + n / 10}
-        for n, (one, name) in enumerate(zip(cases, names, strict=True))
+        {**one, "status": statuses.get(one["provider"].split()[0], "ok"),
+         "peak_mib": (n + 1) * 1024.0, "ratio": None if one["provider"] == "none 0" else 1 + n / 10}
+        for n, one in enumerate(plans([1, 2], [2], [1]))
     ])  # fmt: skip
 
 
 def test_a_plan_has_a_name_and_its_time_by_counting_passes():
-    rows = model_memory.described(plan_rows()).set_index("plan_name")
-    assert [*rows.index.categories] == [
-        "no checkpoint", "first block", "every block", "every 2 blocks", "every 2 blocks, nested",
-    ]  # fmt: skip
+    rows = model_memory.derive(plan_rows()).set_index("plan_name")
+    assert rows.loc["every 2 blocks, nested", ["plan", "blocks"]].tolist() == ["nested", 2]
     assert rows.loc["every block", ["peak_gib", "setting"]].tolist() == [2.0, "nano, 8 tokens"]
     again = rows["counted_ratio"] * 3 - 2  # passes; a backward pass takes two of them
     assert again.round(9).to_dict() == {
@@ -213,22 +206,7 @@ def test_a_plan_has_a_name_and_its_time_by_counting_passes():
     ("status", "time"), [("ok", 1.0), ("oom", None), ("oom (predicted)", None)]
 )
 def test_no_checkpoint_is_one_where_it_ran(status, time):
-    rows = model_memory.described(plan_rows(none=status)).set_index("plan_name")
+    rows = model_memory.derive(plan_rows(none=status)).set_index("plan_name")
     first = rows.loc["no checkpoint", "ratio"]
     assert first == time if time else pd.isna(first)
     assert rows.loc["every block", "ratio"] == 1.1
-
-
-def test_each_phase_of_the_second_step_at_its_highest():
-    figures = Measure()(case("step", "bf16 autocast"))
-    rows = pd.DataFrame([{**case("step", "bf16 autocast"), **figures, "status": "ok"},
-                         {**case("step", "fp32"), "status": "oom"}])  # fmt: skip
-    found = model_memory.by_moment(model_memory.described(rows))
-    held = found.groupby("moment")["part_gib"].sum() * 1024
-    for phase, name in model_memory.PHASES.items():
-        highest = figures[f"peak_in_{phase}_mib"]
-        assert held[name] == pytest.approx(highest, rel=0.01), "of the moments that are listed"
-        over = found.loc[found["moment"] == name, "in_weights"].unique()
-        assert over == pytest.approx([highest * MIB / figures["weights_bytes"]])
-    update = found[found["moment"] == "update"].set_index("part")["part_gib"]
-    assert update["gradients"] > 0 and update["kept activations"] < update["gradients"] / 100

@@ -4,11 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from measure import allocator_history
-from measure.allocator_history import CATEGORIES, Change, History, KnownAddresses, watching
 from measure.recording import paths
-from measure.step_memory import Casts, addresses_of
 from models.transformer import RMSNorm
+from study import allocator
+from study.allocator import (
+    CATEGORIES,
+    Casts,
+    Change,
+    History,
+    KnownAddresses,
+    addresses_of,
+    watching,
+)
 
 
 def a_pass():
@@ -28,7 +35,7 @@ def a_pass():
 
 
 def test_every_block_is_what_its_address_was_known_to_be():
-    actual = {b.address: b.category for b in allocator_history.classify(*a_pass())}
+    actual = {b.address: b.category for b in allocator.classify(*a_pass())}
     assert actual == {
         1: "weights", 2: "activations", 3: "casts", 4: "temporaries", 5: "gradients",
         6: "optimizer", 7: "temporaries", 8: "other",
@@ -37,7 +44,7 @@ def test_every_block_is_what_its_address_was_known_to_be():
 
 def test_an_address_that_comes_again_is_another_block():
     watched = History([Change(1, 8), Change(1, 0), Change(1, 16), Change(1, 4)], {"built": 1})
-    actual = allocator_history.classify(watched, KnownAddresses([("built", "weights", {1})]))
+    actual = allocator.classify(watched, KnownAddresses([("built", "weights", {1})]))
     assert [(b.nbytes, b.start, b.end, b.category) for b in actual] == [
         (8, 0, 1, "weights"), (16, 2, 3, "temporaries"), (4, 3, None, "other"),
     ]  # fmt: skip
@@ -45,9 +52,7 @@ def test_an_address_that_comes_again_is_another_block():
 
 def test_categories_add_up_to_what_is_held_at_every_moment():
     watched, addresses = a_pass()
-    held = allocator_history.live(
-        allocator_history.classify(watched, addresses), len(watched.changes)
-    )
+    held = allocator.live(allocator.classify(watched, addresses), len(watched.changes))
     assert list(held) == list(CATEGORIES)
     there: dict[int, int] = {}
     for at, change in enumerate(watched.changes):
@@ -59,10 +64,10 @@ def test_categories_add_up_to_what_is_held_at_every_moment():
 def test_thinning_keeps_the_peak_the_moments_and_both_ends():
     total = np.random.default_rng(0).integers(0, 1000, 5000)
     total[3210] = 10_000
-    kept = allocator_history.thinned(total, [17, 4321, 4999], 400)
+    kept = allocator.thinned(total, [17, 4321, 4999], 400)
     assert {0, 17, 3210, 4321, 4999} <= set(kept.tolist())
     assert len(kept) <= 400 and (np.diff(kept) > 0).all()
-    assert allocator_history.thinned(total[:30], [], 400).tolist() == list(range(30))
+    assert allocator.thinned(total[:30], [], 400).tolist() == list(range(30))
     # No stretch hides what is within it.
     assert abs(int(total[kept].min()) - int(total.min())) == 0
 
@@ -78,7 +83,7 @@ def alloc(address, size, *frames):
     return {"action": "alloc", "addr": address, "size": size, "frames": list(frames)}
 
 
-MARK = frame("_sentinel", allocator_history.__file__)
+MARK = frame("_sentinel", allocator.__file__)
 MODEL = frame("forward", str(paths.NOTEBOOKS / "models" / "transformer.py"))
 TORCH = frame("linear", "/x/site-packages/torch/nn/functional.py", 9)
 
@@ -95,7 +100,7 @@ def test_a_trace_is_read_with_its_moments_and_stacks():
         alloc(3, 32),
         alloc(4, 4, MARK),
     ]
-    watched = allocator_history.read_trace(trace, ["built", "end"])
+    watched = allocator.read_trace(trace, ["built", "end"])
     assert watched.moments == {"built": 1, "end": 4}
     assert [(c.address, c.nbytes) for c in watched.changes] == [(1, 8), (2, 16), (1, 0), (3, 32)]
     assert watched.changes[0].where == "notebooks/models/transformer.py:7 forward"
@@ -105,9 +110,9 @@ def test_a_trace_is_read_with_its_moments_and_stacks():
 
 def test_a_trace_that_was_cut_off_is_refused():
     with pytest.raises(ValueError, match="lacks the moments end"):
-        allocator_history.read_trace([alloc(1, 4, MARK)], ["built", "end"])
+        allocator.read_trace([alloc(1, 4, MARK)], ["built", "end"])
     with pytest.raises(ValueError, match="more sentinels than moments"):
-        allocator_history.read_trace([alloc(1, 4, MARK)], [])
+        allocator.read_trace([alloc(1, 4, MARK)], [])
 
 
 # --- what a CPU tells ----------------------------------------------------------------------------
@@ -120,7 +125,7 @@ def test_a_cpu_s_history_has_every_block_and_moment():
         gone = torch.empty(500)
         del gone
         watch.mark("gone")
-    actual = allocator_history.blocks(watch.history)
+    actual = allocator.blocks(watch.history)
     at = watch.history.moments
     assert [b.nbytes for b in actual if b.lives(at["kept"])] == [4 * kept.numel()]
     assert [b.nbytes for b in actual if b.lives(at["gone"])] == [4 * kept.numel()]

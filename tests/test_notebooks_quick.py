@@ -16,12 +16,9 @@ from press.running import config, runner
 LOADED = config.load(paths.NOTEBOOKS / "study.toml")
 MEASURING = [part for part in LOADED.studies if part.measure]
 SMALLER = {
-    "04_memory": ("tokens=8,32", "layers=1,4"),
     "05_warmup": ("warmups=0,2",),
     "06_end_to_end": ("models=nano", "seconds=0"),
-    "07_attention": ("contexts=256", "widths=64"),
     "08_profile": ("models=nano",),
-    "09_model_memory": ("contexts=16", "segments=1,2"),
     "10_llama": ("train_steps=3", "batches=1", "contexts=16"),
     "11_compilers": ("strategies=fsdp2-2",),
     "12_precision": (

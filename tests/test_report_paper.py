@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_rgba_array
@@ -17,7 +16,6 @@ from claims_checks import (
     check_each_holds_or_says_where_not,
     check_some_change_makes_each_false,
 )
-from fusedlib.bench import machine as machines
 from measure.recording import paths, results
 from press import headlines, render, replay, style
 from press.claims import Claim
@@ -34,6 +32,7 @@ from report_sample import numbered
 from slides_checks import loads, pages
 from slides_checks import words as text_of
 from study import run
+from study.rows import load
 
 GUIDES = [guide.name for guide in config.load().guides]
 STUDIES = [part.name for part in config.load().with_details(config.load().studies)]
@@ -154,9 +153,8 @@ def shown_by(products: Path, study: str) -> list[tuple[Any, Any]]:
 
 
 def rows_of(study: str, **fields: Any) -> pd.DataFrame:
-    """The recorded rows of a study that are ok and have these fields."""
-    with replay.recorded_rows():
-        rows = results.Recorder(study, profile="full").rows().query("status == 'ok'")
+    """The recorded rows of a topic that are ok and have these fields."""
+    rows = load(study).query("status == 'ok'")
     for name, value in fields.items():
         rows = rows[rows[name] == value]
     return rows
@@ -164,24 +162,19 @@ def rows_of(study: str, **fields: Any) -> pd.DataFrame:
 
 def test_a_time_over_a_pass_that_did_not_fit_is_not_drawn(products: Path) -> None:
     """It was taken as 3/4 of the checkpointed one, so that a mark lay on the line of 4/3."""
-    [drawn] = [m for _, m in shown_by(products, "09_model_memory") if m.get("name") == PLANS]
+    [drawn] = [m for _, m in shown_by(products, "model_memory") if m.get("name") == PLANS]
     points = pd.read_csv(io.StringIO(drawn["data"]))
     fields = {"experiment": "checkpoint", "precision": "bf16", "model": "2.7b"}
-    kept = rows_of("09_model_memory", **fields, context_length=2944)
-    if "machine" not in points:  # drawn of one alone
-        points["machine"] = kept["machine"].unique().item()
-    peaks, times = (points[points["panel"].str.startswith(what)] for what in ("peak", "time"))
+    kept = rows_of("model_memory", **fields, context_length=2944)
+    peaks, times = (points[points["what"] == what] for what in ("peak_gib", "ratio"))
     assert len(peaks) + len(times) == len(points)
-    for machine in sorted({*kept["machine"]}):
-        measured, label = kept[kept["machine"] == machine], machines.label(machine)
-        marks = times.loc[times["machine"].isin([machine, label]), "value"]
-        without = measured["ratio"].dropna()
-        fitted = bool(len(measured[measured["plan"] == "none"]))
-        assert len(marks) == len(without) + fitted, machine
-        assert np.isclose(marks.to_numpy()[:, None], [*without, 1.0]).any(axis=1).all(), machine
-        held = peaks["machine"].isin([machine, label]).sum()
-        assert held == measured["case"].nunique(), "what it holds was measured, and is drawn"
-    assert {*times["machine"]} <= {*peaks["machine"]}
+    peaks, times = (part[part["precision"] == "bf16"] for part in (peaks, times))
+    for machine, measured in kept.groupby("machine"):
+        marks = times.loc[times["machine"] == machine, "cost"]
+        assert sorted(marks) == pytest.approx(sorted(measured["ratio"].dropna())), machine
+        held = (peaks["machine"] == machine).sum()
+        assert held == measured["provider"].nunique(), "what it holds was measured, and is drawn"
+    assert {*times["machine"]} <= {*peaks["machine"]} == {"H200", "H100"}
 
 
 PLANS = "model-memory-plans"

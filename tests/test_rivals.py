@@ -6,11 +6,10 @@ import pytest
 
 from fusedlib import reference
 from fusedlib.bench.attempt import Unavailable
-from measure import mlp_memory
 from measure.end_to_end import cases as end_to_end
 from measure.end_to_end import races as end_to_end_course
 from measure.racing import rivals
-from study import kernels, mlp
+from study import kernels, memory, mlp
 from study.race import free
 
 MACHINE = "nvidia-h200"
@@ -51,15 +50,16 @@ def test_one_function_is_a_rival_in_every_study_that_races_its_operation(monkeyp
 
     small = {"dtype": "float32", "device": "cpu"}
     alone = kernels.races(["8·16·24"], ["all"], repetitions=1, group="", **small)
-    held = mlp_memory.cases(["8·16·24"], ["all"], **small)
-    deep = mlp_memory.stack_cases("8·16·24", [2], ["all"], **small)
+    tiny = {"stack_fp32": "8·16·24", "layers": [2], "sweep_widths": [16], "grid_widths": []}
+    kept = memory.cases(device="cpu", shapes=[], everywhere=["all"], **tiny)
+    held = [case for case in kept if case["dtype"] == "float32"]
     shared = end_to_end.setting("cpu", batch_size=1, seconds=0.0, repetitions=1)
     whole = end_to_end.races(shared, "mlp", ["nano"], [8], ["fp32"])
-    for cases in (alone, held, deep, whole):
+    for cases in (alone, held, whole):
         assert "swift" in {case["provider"] for case in cases}
-    for case in [*held, *deep]:
+    for case in held:
         if case["provider"] == "swift":
-            assert mlp_memory.measure(case)["y_error"] < 1e-6
+            assert memory.figures(case)["y_error"] < 1e-6
     for setup, cases in ((mlp.Setup, alone), (end_to_end_course.Setup, whole)):
         case = next(case for case in cases if case["provider"] == "swift")
         assert setup(case).check(case).figures["settings"] == "Faster than light"

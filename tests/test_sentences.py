@@ -273,14 +273,14 @@ def apart_in_one_of_two(measured: Rows) -> bool:
 
 BOTH = ["nvidia-h200", "nvidia-h100"]
 SAID = [
-    ("04_memory", "With at least twice as many tokens as the hidden size fusedlib holds less than "
+    ("memory", "With at least twice as many tokens as the hidden size fusedlib holds less than "
      "Liger, with as many it holds more, and with a quarter or fewer nearly the same",
      BOTH, memory_by_tokens),
-    ("07_attention", "grows fourfold whenever the context doubles, that of fused attention "
+    ("attention", "grows fourfold whenever the context doubles, that of fused attention "
      "twofold", BOTH, attention_memory),
-    ("07_attention", "holds more in half precision than plain attention does",
+    ("attention", "holds more in half precision than plain attention does",
      BOTH, attention_memory),
-    ("09_model_memory", "one block is best in bf16, two under autocast", ["nvidia-h100"],
+    ("model_memory", "one block is best in bf16, two under autocast", ["nvidia-h100"],
      checkpoints),
     ("06_end_to_end" + config.DETAILS, "stay below its power limit, at the full clock",
      BOTH, below_the_power_limit),

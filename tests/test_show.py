@@ -19,7 +19,7 @@ from study import kernels
 from study.rows import load, ratio
 
 REGISTERING = (
-    "study.mlp", "measure.compilers.arms", "measure.attention.races", "measure.end_to_end.races",
+    "study.mlp", "study.causal", "measure.compilers.arms", "measure.end_to_end.races",
     "measure.llama.arms", "measure.llama.exact", "measure.llama.operations",
     "measure.training.network",
 )  # fmt: skip

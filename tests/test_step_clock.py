@@ -7,8 +7,8 @@ import torch
 
 from fusedlib.bench import timing
 from fusedlib.bench.turns import Turn
-from measure import transformer_trainer
 from measure.racing import step_clock
+from study import trainer as transformer_trainer
 
 LIMITS = {"seconds": 0.5, "blocks": 3, "steps": 10, "settling": 6}
 PARTS = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1}

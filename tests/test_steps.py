@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from fusedlib.bench.attempt import Attempt
-from measure import first_step, transformer_trainer, warmup
+from measure import first_step, warmup
+from study import trainer as transformer_trainer
 
 PROBLEM = {
     "device": "cpu", "dtype": "float32", "batch_size": 2, "context_length": 16,

@@ -12,7 +12,7 @@ from torch.autograd import DeviceType
 from fusedlib.bench.attempt import Unavailable, is_out_of_memory
 from fusedlib.bench.timing import synchronize
 from measure.profiler import profiling
-from measure.transformer_trainer import Trainer
+from study.trainer import Trainer
 
 # A corner of the batch: every kernel of the step runs, on next to no data.
 CORNER = (1, 16)

@@ -9,11 +9,12 @@ from pydantic import Field
 
 from fusedlib.bench import attempt
 from fusedlib.bench.arguments import require_known, require_least
-from measure import study, transformer_trainer
+from measure import study
 from measure.racing import fresh
 from measure.racing.cases import device_of, grid
 from measure.study import Column, Experiment, PerRun, Positive, Study
 from models import transformer
+from study import trainer as transformer_trainer
 
 MEASURED_STEPS = 10
 TIMEOUT_S = 540.0
@@ -104,7 +105,7 @@ class Measure:
         process = (case["direction"], case["isolation"], case["process"], *models)
         if process not in self._runs:
             arguments |= {"models": models, "steps": case["steps"]}
-            target = "measure.transformer_trainer:in_one_process"
+            target = "study.trainer:in_one_process"
             self._runs[process] = fresh.run(target, arguments, timeout_s=TIMEOUT_S)
         figures = self._runs[process][models.index(case["model"])]
         if "oom" in figures:

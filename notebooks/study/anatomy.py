@@ -19,11 +19,11 @@ from fusedlib.bench.attempt import Unavailable, free_memory
 from fusedlib.bench.problem import Truth, plain_results
 from fusedlib.bench.turns import LAUNCHES, Checked, Figures
 from fusedlib.bench.verdicts import CARDS
-from measure.pass_memory import mib_of, peak_over_mib
 from measure.racing import rivals, roofline
 from measure.racing.cases import Case, Row, device_of, grid
 from measure.racing.rivals import Bound, Rival, Workload
-from study import mlp
+from study import allocator, mlp
+from study.allocator import mib_of
 from study.mlp import Inputs, SwiGLUProblem, draw
 from study.race import each, timed
 from study.run import sized
@@ -198,7 +198,7 @@ def peak(case: Case) -> Figures:
 
     step()  # libraries take their workspace in the first
     work.reset()
-    top_mib = peak_over_mib(step)
+    top_mib = allocator.peak(step, "cuda") or 0.0
     weights = [leaf for name, leaf in work.leaves.items() if name != "x"]
     held_mib = mib_of(weights)
     return figures | {

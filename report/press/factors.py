@@ -16,7 +16,8 @@ from press import style
 from press.analysis import ratios
 from press.published import MACHINE, load
 from press.rows import Rows, study
-from press.say import key_of, rows_of
+from press.say import key_of
+from study import rows as recorded
 from study.rows import ratio
 
 MENDED, MASKED = "all work done", "with a mask"
@@ -163,7 +164,8 @@ def _pairs() -> Iterator[Pair]:
 
 def _of_the_layer() -> Iterator[Pair]:
     """The fused layer's, at the sizes of its grid and its sweeps."""
-    rows = rows_of("anatomy").assign(machine=lambda rows: rows["machine"].map(key_of))
+    rows = recorded.load("anatomy", sessions=True)
+    rows = rows.assign(machine=rows["machine"].map(key_of))
     launched = rows.query("experiment == 'time' and launch == 'python' and dtype == 'float32'")
     over = ratio(launched, over="liger").set_index(
         ["machine", "tokens", "hidden_size", "direction", "provider", "precision"]

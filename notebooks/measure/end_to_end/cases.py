@@ -11,10 +11,10 @@ from measure.racing import rivals
 from measure.racing.cases import Case, device_of, grid
 from measure.racing.memory import require_memory
 from measure.racing.rivals import Task
-from measure.transformer_trainer import WEIGHTS
 from models import transformer
 from models.transformer import Transformer, TransformerConfig, config
 from study.mlp import MODULE
+from study.trainer import WEIGHTS
 
 Call = Callable[..., Any]
 COMPILE = Task[[Transformer], Call]("compile")

@@ -14,9 +14,9 @@ from measure.profiler import profiling
 from measure.racing import roofline, step_clock
 from measure.racing.cases import Case
 from measure.racing.settings import MIB, matmul_settings
-from measure.transformer_trainer import Trainer, adamw
 from models import flops
 from models.transformer import Transformer, config
+from study.trainer import Trainer, adamw
 
 CAST = "aten::_to_copy"
 # A step on its own, after one that gives the host the head start which it has in a loop.

@@ -28,10 +28,10 @@ from measure.racing.cases import Case
 from measure.racing.race import Race
 from measure.racing.rivals import rival
 from measure.racing.settings import matmul_settings
-from measure.transformer_trainer import WEIGHTS, Trainer, autocast_bf16
 from models.transformer import SwiGLU, Transformer, loss, sharing_copy
 from study import mlp
 from study.mlp import MODULE
+from study.trainer import WEIGHTS, Trainer, autocast_bf16
 
 LAYERS = 2
 # Of a turn, after a step that gives the host the head start which it has in a loop.

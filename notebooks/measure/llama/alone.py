@@ -8,8 +8,6 @@ import numpy as np
 import torch
 
 from fusedlib.bench.attempt import Unavailable, forget_compiled, free_memory, is_out_of_memory
-from measure import allocator_history
-from measure.allocator_history import History, KnownAddresses
 from measure.llama.arms import alone, require_possible
 from measure.llama.models import CONFIGS, tokens
 from measure.llama.races import few_threads, path_of, work
@@ -18,7 +16,9 @@ from measure.llama.training import train
 from measure.racing.cases import Case
 from measure.racing.settings import MIB
 from measure.recording import paths
-from measure.step_memory import curve, total, watched_steps
+from study import allocator
+from study.allocator import History, KnownAddresses, curve, total
+from study.trainer import watched_steps
 
 GROWING = {"batch": 1, "context": 256}
 """What a limit looks for, and the unit that it is told in."""
@@ -38,8 +38,8 @@ def memory(case: Case) -> dict[str, Any]:
         ids = tokens(case["model"], *size, case["device"])
         return LlamaTrainer(model, call, ids, optimizer=True)
 
-    _, watch, addresses = watched_steps(make, torch.device(case["device"]), 2)
-    figures = _split(watch.history, addresses, CONFIGS[case["model"]]["vocab_size"])
+    _, watch = watched_steps(make, torch.device(case["device"]), 2)
+    figures = _split(watch.history, watch.addresses, CONFIGS[case["model"]]["vocab_size"])
     if case["device"] == "cuda":
         file = snapshot_path(case)
         figures |= {"snapshot": file.name, "snapshot_mib": watch.save(file) / MIB}
@@ -55,11 +55,11 @@ def snapshot_path(case: Case) -> Path:
 def _split(history: History, addresses: KnownAddresses, vocabulary: int) -> dict[str, Any]:
     """The timeline of the second step by category, and the same at its peak."""
     odd = vocabulary // (vocabulary & -vocabulary)
-    every = allocator_history.classify(history, addresses)
+    every = allocator.classify(history, addresses)
     passing, changes = ("activations", "temporaries", "other"), len(history.changes)
     wide = {id(b) for b in every if b.category in passing and not b.nbytes % odd}
     held, logits = (
-        allocator_history.live([b for b in every if (id(b) in wide) == chosen], changes)
+        allocator.live([b for b in every if (id(b) in wide) == chosen], changes)
         for chosen in (False, True)
     )
     held |= {"logits": total(logits)}

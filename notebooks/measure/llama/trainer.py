@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from fusedlib.bench import cuda_graphs
-from measure import transformer_trainer
 from measure.llama.arms import TASK
 from measure.llama.models import Call, build, tokens
 from measure.pass_memory import peak_over_mib
 from measure.racing import rivals, step_clock
 from measure.racing.rivals import Workload
 from measure.racing.step_clock import Sections
+from study import trainer as transformer_trainer
 
 
 class LlamaTrainer(step_clock.Trainer):

@@ -32,10 +32,10 @@ from measure.profiles.trace import Piece, Trace
 from measure.racing import step_clock
 from measure.racing.cases import Case, device_of, grid
 from measure.recording import paths
-from measure.transformer_trainer import WEIGHTS, Trainer
 from models import transformer
 from models.ranges import Range, named_ranges
 from models.transformer import loss
+from study.trainer import WEIGHTS, Trainer
 
 # The parts of a step, and the forward pass alone without anything kept for a backward pass.
 SECTIONS = ("forward", "backward", "optimizer")

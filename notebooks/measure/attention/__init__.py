@@ -1,1 +1,0 @@
-"""Study 07's measuring: causal attention with the T × T matrix in memory, and without it."""

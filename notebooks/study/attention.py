@@ -1,0 +1,220 @@
+"""Causal attention alone: with the T × T matrix in memory and without it, the backend that torch
+takes by itself, and the ceilings.
+
+`grid` says which contexts these are: a course's, those its script ran, longer ones until plain
+attention does not fit, or short ones, where `launch` is "python" or "graph".
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import product
+from typing import Any
+
+import pandas as pd
+
+from fusedlib.bench import machine
+from fusedlib.bench.arguments import require_known
+from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.turns import LAUNCHES
+from measure.racing import rivals, roofline
+from measure.racing.cases import Case, Row, device_of, grid
+from measure.racing.settings import DIRECTIONS, DTYPES, MIB
+from study import causal
+from study.causal import FUSED, SHAPE, TASK, AttentionProblem
+from study.race import each, timed
+from study.run import sized
+
+QUICK: dict[str, Any] = {
+    "device": "auto",  # cuda, mps, cpu, or auto for the best there is
+    "contexts": [256, 512],  # tokens a sequence
+    "widths": [64, 16],  # of the one head; the first with all implementations
+    "dtypes": ["float32"],  # of all tensors
+    "ways": ["all"],  # implementations, or all that need not compile
+    "also": [],  # more: "inductor float32 64", or at one context "flex float32 64 1024"
+    "published_contexts": [16, 32],  # of the published script's grid, fp32
+    "published_widths": [256, 1024],
+    "long_contexts": [],  # beyond the course's, until plain attention does not fit
+    "short_contexts": [],  # from Python and in a CUDA graph, of each dtype
+    "default_widths": [],  # of heads at which torch is asked which backend it takes by itself
+    "batch_size": 8,  # sequences
+    "repetitions": 3,  # rounds that are measured
+    "gemm_size": 256,  # rows and columns of the product that is the ceiling
+    "copy_mib": 32,  # of the copy that is the ceiling
+}
+FULL: dict[str, Any] = QUICK | {
+    "contexts": [16384, 4096, 1024, 8192, 256], "widths": [64, 128, 16, 32],
+    "dtypes": ["float32", "bfloat16"],
+    "also": [
+        "inductor float32 64", "inductor bfloat16 64", "flex bfloat16 64", "flex float32 64 16384",
+        "flex float32 64 1024", "inductor float32 128", "inductor float32 16",
+        "inductor float32 32", "sdpa float32 64", "sdpa bfloat16 64", "sdpa bfloat16 128",
+    ],
+    "published_contexts": [16, 32, 64, 128], "published_widths": [256, 1024, 4096, 8192, 16384],
+    "long_contexts": [32768, 65536], "short_contexts": [16, 64, 256, 1024],
+    "default_widths": [64, 100, 128, 256], "repetitions": 7, "gemm_size": 8192, "copy_mib": 2048,
+}  # fmt: skip
+PROFILES = {"quick": QUICK, "full": FULL}
+MASKS = ("flag", "tensor")
+PROBE, ASKED = 128, 512  # tokens at which is asked who can run, and which backend torch takes
+
+
+def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
+    """What is measured: ceilings, races of each grid, and which backend torch takes.
+
+    Raises:
+        ValueError: an unknown size, rival or dtype, or a number below one.
+    """
+    s = sized(PROFILES, profile, sizes)
+    require_known("dtypes", s.dtypes, DTYPES)
+    shared: dict[str, Any] = {"device": device_of(s.device), "repetitions": s.repetitions}
+    ceilings = roofline.cases(
+        formats=s.dtypes, gemm_size=s.gemm_size, copy_mib=s.copy_mib, **shared
+    )
+    asked = grid(
+        {"experiment": "default", "device": shared["device"], "batch_size": s.batch_size},
+        dtype=s.dtypes, head_dim=s.default_widths, context_length=[ASKED], mask=MASKS,
+        direction=["forward"], provider=["sdpa"],
+    )  # fmt: skip
+    shared |= {"experiment": "race", "batch_size": s.batch_size}
+    more = [_added(text) for text in s.also]
+    few = [n for n in rivals.chosen(TASK, s.ways) if n == "plain" or causal.is_fused(n)]
+    script = ["plain", "inductor"] if s.also else ["plain"]
+    first, others = s.widths[:1], s.widths[1:]
+    return [
+        *ceilings,
+        *races(shared, "course", s.contexts, first, s.dtypes, s.ways, more),
+        *races(shared, "long", s.long_contexts, first, s.dtypes, few),
+        *races(shared, "published", s.published_contexts, s.published_widths, ["float32"], script),
+        *races(shared, "course", s.contexts, others, s.dtypes[:1], few, more),
+        *races(shared, "course", s.contexts[:1], others, s.dtypes[1:], few, more),
+        *races(shared, "short", s.short_contexts, first, s.dtypes, [*few, "sdpa"]),
+        *asked,
+    ]
+
+
+def races(
+    shared: Case, name: str, contexts: Iterable[int], widths: Iterable[int],
+    dtypes: Iterable[str], names: Sequence[str], more: Iterable[tuple[str, Case]] = (),
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A case a shape, direction, way to launch and rival. A backward pass alone is in no graph.
+
+    Args:
+        more: further rivals, each with the fields of a shape at which it is measured.
+    """
+    listed: list[dict[str, Any]] = []
+    launches = [{"launch": launch} for launch in LAUNCHES] if name == "short" else [{}]
+    for dtype, width, context in product(dtypes, widths, contexts):
+        shape = {"context_length": context, "head_dim": width, "dtype": dtype}
+        here = [one for one, at in more if all(str(shape[n]) == at[n] for n in at)]
+        listed += grid(
+            {**shared, "grid": name, **shape}, direction=DIRECTIONS, launch=launches,
+            provider=rivals.chosen(TASK, [*names, *here]),
+        )  # fmt: skip
+    return [c for c in listed if c.get("launch") != "graph" or c["direction"] != "backward"]
+
+
+def _added(text: str) -> tuple[str, dict[str, str]]:
+    """A rival's name and the fields at which it is measured besides."""
+    match = re.fullmatch(r"(\S+) (?P<dtype>\S+) (?P<head_dim>\d+)( (?P<context_length>\d+))?", text)
+    if match is None:
+        raise ValueError(
+            "give a rival, a dtype, a width and at will a context, 'inductor float32 64' or "
+            f"'flex float32 64 1024', got {text!r}"
+        )
+    fields = {name: value for name, value in match.groupdict().items() if value}
+    return rivals.get(TASK, match[1]).name, fields
+
+
+def measure(race: list[Case]) -> list[Row]:
+    """A row a case: errors, what is held, and times in turns; or a ceiling's rate, or a backend."""
+    if race[0]["experiment"] == "ceiling":
+        return each(race, roofline.measure)
+    if race[0]["experiment"] == "default":
+        return each(race, causal.chosen)
+    return timed(
+        race, causal.Setup, same=(*SHAPE, "device"), available=available,
+        settings=lambda case: roofline.precision_of("highest"), warmup=1,
+        rounds=int(race[0]["repetitions"]),
+    )  # fmt: skip
+
+
+def available(case: Case) -> None:
+    """Raise `Unavailable` for what cannot run here, asked at a small context."""
+    if case["experiment"] == "ceiling":
+        return
+    if case.get("launch") == "graph" and not case["device"].startswith("cuda"):
+        raise Unavailable("CUDA graphs need a CUDA GPU")
+    if reason := _refusal(*(case[n] for n in ("provider", "head_dim", "dtype", "device"))):
+        raise Unavailable(reason)
+
+
+@cache
+def _refusal(name: str, head_dim: int, dtype: str, device: str) -> str | None:
+    if device not in ("cpu", machine.device_type()):
+        return f"this machine has no {device.upper()} device"
+    one = rivals.get(TASK, name)
+    try:
+        one.check_available(device, dtype)
+        one.build(causal.draw(AttentionProblem(PROBE, head_dim, 1, dtype), device))
+    except Unavailable as error:
+        return str(error)
+    except Exception:
+        return None  # its own case tells what is wrong
+    return None
+
+
+NUMBERS = [*SHAPE[:3], "operands_mib", "kept_mib", "peak_mib", "flops_per_s", "bytes_per_s"]
+
+
+def derive(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with what follows from them.
+
+    `fused` tells whether an implementation keeps no T × T matrix. Saved for backward and the peak,
+    in B × T × T matrices: `kept_squares` and `peak_squares`, by hand `kept_counted` and
+    `peak_counted`, which no count has where torch chooses. `whole_peak_mib` is the peak with Q, K,
+    V and dO. Of implementations whose work can be counted, at the ceilings of the same set:
+    `products_ms` and `traffic_ms`, the least that FLOPs and bytes take, and `bound_share`, the
+    larger of the two over the time.
+    """
+    used = ["ceiling", "direction", "device", "dtype", "set", "backend", "median_ms", *NUMBERS]
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *used])))
+    rows = rows.assign(**rows[NUMBERS].apply(pd.to_numeric, errors="coerce"))
+    ran = rows["ceiling"].isna() & rows["context_length"].notna()
+    by_default = (rows["provider"] == "sdpa") & rows["backend"].isin(rivals.names(TASK))
+    ways = rows.assign(way=rows["provider"].mask(by_default, rows["backend"]))
+    names = ["way", "direction", "device", *SHAPE]
+    counts = [_counts(*line) for line in ways.loc[ran, names].itertuples(index=False, name=None)]
+    counted = ["fused", "square", "kept", "peak", "flops", "bytes"]
+    by_hand = pd.DataFrame(counts, rows.index[ran], counted).reindex(rows.index)
+    at = rows[["machine", "set", "dtype"]].astype(str)
+    copies = rows["bytes_per_s"].groupby([at["machine"], at["set"]]).transform("max")
+    rates = rows["flops_per_s"].groupby([at[name] for name in at]).transform("max")
+    products, traffic = 1e3 * by_hand["flops"] / rates, 1e3 * by_hand["bytes"] / copies
+    squares = by_hand["square"] / MIB
+    return rows.assign(
+        fused=by_hand["fused"],
+        kept_squares=rows["kept_mib"] / squares, peak_squares=rows["peak_mib"] / squares,
+        kept_counted=by_hand["kept"] / by_hand["square"],
+        peak_counted=by_hand["peak"] / by_hand["square"],
+        whole_peak_mib=rows["operands_mib"] + rows["peak_mib"],
+        products_ms=products, traffic_ms=traffic,
+        bound_share=products.combine(traffic, max) / rows["median_ms"].astype(float),
+    )  # fmt: skip
+
+
+@cache
+def _counts(name: str, direction: str, device: str, *shape: Any) -> Mapping[str, Any]:
+    """What is counted of a row, in bytes and FLOPs; nothing where torch chooses."""
+    one = AttentionProblem.of(dict(zip(SHAPE, shape, strict=True)))
+    form = causal.counted_form(name)
+    counted: dict[str, Any] = {"square": one.square, "fused": causal.is_fused(name)}
+    if form:
+        counted["kept"] = sum(causal.kept(form, one).values())
+    if form in ("plain", FUSED):
+        fused = form == FUSED
+        counted["flops"] = causal.flops(one, direction, fused=fused)
+        counted["bytes"] = causal.traffic(one, direction, fused=fused)
+    if form == "plain":
+        counted["peak"] = causal.plain_peak(one, device)
+    return counted

@@ -1,0 +1,307 @@
+"""What a SwiGLU MLP keeps for backward, what one step holds, and what deep stacks hold.
+
+Three ways to measure that share nothing: saved-tensor hooks, every allocation as the profiler sees
+it, and the peak that CUDA's allocator keeps itself. What is counted stands in `study.ledger`.
+"""
+
+from functools import cache, partial
+from itertools import product
+from typing import Any
+
+import pandas as pd
+import torch
+
+from fusedlib import reference
+from fusedlib.bench.arguments import require_least
+from fusedlib.bench.attempt import forget_compiled, free_memory
+from measure.racing import rivals
+from measure.racing.cases import Case, Row, device_of, grid
+from measure.racing.memory import require_memory
+from measure.racing.operation import Operation
+from measure.racing.rivals import Rival, workload
+from measure.racing.settings import MIB
+from study import ledger, mlp
+from study.allocator import kept, passed
+from study.mlp import MODULE, TASK, SwiGLUProblem, draw
+from study.race import each
+from study.run import sized
+
+QUICK: dict[str, Any] = {
+    "device": "auto",  # cuda, cpu, or auto for the best there is
+    "rivals": ["light", "fused-input"],  # who is measured at the shapes; light: without compiler
+    "everywhere": ["light", "fused-input"],  # elsewhere
+    "shapes": ["128·128·448"],  # bf16 MLPs, tokens·hidden·intermediate
+    "tokens": [8, 32, 512],  # numbers of tokens at the first shape's widths
+    "sweep_tokens": 64,  # of the published sweep
+    "sweep_widths": [64, 128, 256],  # hidden = intermediate of the published sweep, fp32
+    "grid_tokens": [128],  # of the published grid
+    "grid_widths": [128],
+    "layers": [1, 4, 16],  # depths of the stacks
+    "stack_fp32": "16·128·128",  # a layer of the fp32 stack
+    "stack_bf16": "256·32·88",
+}
+FULL: dict[str, Any] = QUICK | {
+    "rivals": ["all", "fused-input"],
+    "shapes": ["8192·4096·14336", "4096·4096·11008", "16384·2048·8192", "4096·8192·28672"],
+    "tokens": [256, 1024, 4096, 16384, 65536],
+    "sweep_widths": [512, 1024, 2048, 4096, 8192, 16384, 32768],
+    "grid_tokens": [64, 256, 1024], "grid_widths": [2048, 4096],
+    "layers": [4, 8, 16, 32, 64, 128, 256],
+    "stack_fp32": "256·2048·2048", "stack_bf16": "16384·2048·5632",
+}  # fmt: skip
+PROFILES = {"quick": QUICK, "full": FULL}
+# The check in float64 takes many times a step's memory: at most so many tokens, and so wide.
+MOST_TOKENS, WIDEST = 8192, 16_384
+SHAPE = ["tokens", "hidden_size", "intermediate_size", "dtype"]
+
+
+def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
+    """What autograd keeps ("saved") and what a step holds ("step") of an MLP, and "stack"s of them:
+    without gradients from an earlier pass, and with them held.
+
+    Raises:
+        ValueError: an unknown size or rival, or a text that is no shape.
+    """
+    s = sized(PROFILES, profile, sizes)
+    device = {"device": device_of(s.device)}
+    squares = [(s.sweep_tokens, width) for width in s.sweep_widths]
+    squares += product(s.grid_tokens, s.grid_widths)
+    first = mlp.sizes(s.shapes[0])[1:] if s.shapes else (1, 1)
+    listed = [(mlp.sizes(shape), "bfloat16", s.rivals) for shape in s.shapes]
+    listed += [((n, *first), "bfloat16", s.everywhere) for n in s.tokens if s.shapes]
+    listed += [((n, width, width), "float32", s.everywhere) for n, width in squares]
+    require_least(1, layers=s.layers)
+    found = []
+    for shape, dtype, names in listed:
+        alone = [n for n in rivals.chosen(TASK, names) if n not in _bounds()]
+        fields = device | _fields(shape, dtype)
+        found += grid(fields, experiment=("saved", "step"), provider=alone)
+    for shape, dtype in ((s.stack_fp32, "float32"), (s.stack_bf16, "bfloat16")):
+        fields = {"experiment": "stack"} | device | _fields(mlp.sizes(shape), dtype)
+        modules = rivals.chosen(MODULE, s.everywhere)
+        found += grid(fields, layers=s.layers, held=(False, True), provider=modules)
+    return found
+
+
+def _bounds() -> set[str]:
+    return {name for task, name in rivals.RIVALS if task == TASK
+            and "bound" in rivals.get(TASK, name).traits}  # fmt: skip
+
+
+def _fields(shape: tuple[int, int, int], dtype: str) -> dict[str, Any]:
+    problem = SwiGLUProblem(*shape, dtype)
+    return {name: getattr(problem, name) for name in SHAPE}
+
+
+def measure(race: list[Case]) -> list[Row]:
+    """A row a case, in MiB. What is wrong, cannot run here, or is counted far above the memory
+    there is has no figures.
+    """
+    return each(race, figures)
+
+
+def figures(case: Case) -> dict[str, Any]:
+    """The figures of a case; its rival is held against the truth first, at this shape or smaller.
+
+    Raises:
+        Refused: the rival is wrong, cannot run here, or is counted far above the memory there is.
+    """
+    name, deep = case["provider"], case["experiment"] == "stack"
+    rival: Rival[..., Any] = rivals.get(MODULE, name) if deep else rivals.get(TASK, name)
+    problem, device = SwiGLUProblem.of(case), case["device"]
+    rival.check_available(device, problem.dtype)
+    require_memory(counted_mib(case) / 1024, device)
+    forget_compiled()
+    free_memory()  # also when the case before ended in an exception
+    checked = SwiGLUProblem(
+        min(problem.tokens, MOST_TOKENS), min(problem.hidden_size, WIDEST),
+        min(problem.intermediate_size, WIDEST), problem.dtype,
+    )  # fmt: skip
+    found = rival.facts() | {"checked_at": checked.shape} | _errors(rival, checked, device)
+    if deep:
+        return found | _stack(case)
+    idle = _allocated(device)
+    inputs = draw(problem, device)
+    work = workload(rivals.get(TASK, name), inputs)
+    found["path"] = work.path
+    if case["experiment"] == "saved":
+        saved = kept(work.forward, work.leaves.values())
+        found["saved_mib"] = sum(one.nbytes for one in saved) / MIB
+        return found | {"kept": sorted(one.tensor for one in saved)}
+    operands = sum(leaf.untyped_storage().nbytes() for leaf in work.leaves.values()) / MIB
+    work.forward().backward(inputs.dy)  # libraries, kernels and workspaces are there from now on
+    work.reset()
+    step = passed(work.forward, inputs.dy)
+    found |= {"idle_mib": idle / MIB, **step.figures()}
+    if found["complete"]:
+        found |= {f"live_{part}_mib": live for part, live in step.live_mib().items()}
+    return found | {
+        "operands_mib": operands, "dy_mib": inputs.dy.untyped_storage().nbytes() / MIB,
+        "forward_events": step.forward_events,
+    }  # fmt: skip
+
+
+def counted_mib(case: Case) -> float:
+    """All that a case needs at its peak by the ledger, weights, x and dy included, in MiB.
+
+    Weights and inputs alone for a rival that nobody has counted.
+    """
+    problem = SwiGLUProblem.of(case)
+    book = ledger.of(case["provider"], case.get("path"), problem.dtype)
+    deep = case["experiment"] == "stack"
+    layers, held = (int(case["layers"]), bool(case["held"])) if deep else (1, False)
+    weights, ends = (ledger.W * 3 * layers).mib(problem), (ledger.D * 2).mib(problem)
+    over = ledger.stack_peak_mib(book, layers, problem, held=held) if book else {}
+    return ends + (2 if held else 1) * weights + sum(over.values())
+
+
+@cache
+def _errors(rival: Rival[..., Any], problem: SwiGLUProblem, device: str) -> dict[str, Any]:
+    """What the check in float64 says: only what is right, with every gradient, is measured."""
+    inputs = draw(problem, device)
+    work = (
+        mlp.one_layer(rival.name, problem, inputs) if rival.task == MODULE
+        else workload(rival, inputs)
+    )  # fmt: skip
+    return Operation(TASK, inputs, reference.swiglu_mlp).figures_of(rival, work)
+
+
+def _stack(case: Case) -> dict[str, Any]:
+    problem, device, held = SwiGLUProblem.of(case), case["device"], bool(case["held"])
+    modules = mlp.stack(case["provider"], problem, int(case["layers"]), device)
+    x = torch.randn(problem.tokens, problem.hidden_size, device=device).to(problem.torch_dtype)
+    x, dy = x.requires_grad_(), torch.ones_like(x)
+    modules[0](x).backward(dy)  # libraries, kernels and workspaces are there from now on
+    if held:
+        modules(x).backward(dy)
+    else:
+        modules.zero_grad(set_to_none=True)
+    x.grad = None
+    found = passed(partial(modules, x), dy).figures()
+    weights = sum(w.untyped_storage().nbytes() for w in modules.parameters()) / MIB
+    ends = 2 * dy.untyped_storage().nbytes() / MIB
+    found["total_peak_mib"] = (2 if held else 1) * weights + ends + found["peak_mib"]
+    return found | {"path": mlp.path(modules[0], x)}
+
+
+def _allocated(device: str) -> int:
+    return torch.cuda.memory_allocated() if device == "cuda" else 0
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+NUMBERS = [*SHAPE[:3], "operands_mib", "dy_mib", "peak_mib", "saved_mib", "total_peak_mib",
+           "layers"]  # fmt: skip
+
+
+def derive(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with what follows from them.
+
+    Of a layer: `shape`; `density`, its tokens over its hidden size, and `aspect`, its intermediate
+    over its hidden size, with which all counts scale; `saved_f` and `peak_f`, what is saved and the
+    peak in units of F.
+    Of a step: `peak_at`, `counted` and `counted_mib`, the peak by the ledger of the path that ran;
+    `whole_mib`, the peak with weights and inputs; `over_fused`, Liger's over fusedlib's in the same
+    set; `beside_liger`, how fusedlib's peak compares with Liger's, in words. Of a stack:
+    `layer_mib`, the peak over that of the stack before it, a layer; `in_weights`, the peak a layer
+    over the weights of one.
+    """
+    used = [*SHAPE, *NUMBERS, "held", "path", "set", "experiment", *_PARTS]
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *used])))
+    numbers = {name: pd.to_numeric(rows[name], errors="coerce") for name in NUMBERS}
+    tokens, hidden, inner = (numbers[name] for name in SHAPE[:3])
+    nbytes = rows["dtype"].map({"bfloat16": 2, "float32": 4}).astype(float)
+    one_f = tokens * inner * nbytes / MIB
+    widths = zip(tokens, hidden, inner, strict=True)
+    rows = rows.assign(
+        **numbers, shape=["·".join(f"{n:.0f}" for n in shape) for shape in widths],
+        density=tokens / hidden, aspect=inner / hidden,
+        saved_f=numbers["saved_mib"] / one_f, peak_f=numbers["peak_mib"] / one_f,
+        whole_mib=numbers["operands_mib"] + numbers["dy_mib"] + numbers["peak_mib"],
+        in_weights=numbers["total_peak_mib"] * MIB / (3 * hidden * inner * nbytes)
+        / numbers["layers"],
+    )  # fmt: skip
+    steps = rows[rows["experiment"] == "step"]
+    fused, liger = (_beside(steps, name, ["peak_mib", "whole_mib"]) for name in ("fused", "liger"))
+    is_liger = steps["provider"] == "liger"
+    return rows.assign(
+        over_fused=(steps["whole_mib"] / fused["whole_mib"]).where(is_liger),
+        beside_liger=_in_words(steps["tokens"], fused["peak_mib"] / liger["peak_mib"]),
+        layer_mib=_one_more_layer(rows[rows["experiment"] == "stack"]), **_counted(steps),
+    )  # fmt: skip
+
+
+_PARTS = {f"peak_{name}_mib": name for name in ("saved", "output", "gradients", "temporaries")}
+
+
+def _beside(steps: pd.DataFrame, provider: str, values: list[str]) -> pd.DataFrame:
+    """Beside each step the figures of this provider for its problem, in the same set."""
+    keys = ["machine", "set", *SHAPE]
+    theirs = steps[(steps["provider"] == provider) & steps["peak_mib"].notna()]
+    return steps[keys].join(theirs.groupby(keys)[values].last(), on=keys)
+
+
+def _in_words(tokens: pd.Series, ratio: pd.Series) -> pd.Series:
+    """Such as "4,096 tokens: fusedlib 5 % above Liger", the title of a panel."""
+    more = (100 * (ratio - 1)).round()
+    words = more.dropna().map(lambda n: f"{abs(n):.0f} % {'above' if n > 0 else 'below'}")
+    return tokens.loc[words.index].map("{:,.0f} tokens: fusedlib ".format) + words + " Liger"
+
+
+def _counted(steps: pd.DataFrame) -> dict[str, pd.Series]:
+    """Where the ledger of what ran has its peak, and how much that is, in words and in MiB."""
+    found = {}
+    for at, row in steps[steps["status"] == "ok"].iterrows():
+        if book := ledger.of(row["provider"], row["path"], row["dtype"]):
+            moment, held = book.peak(problem := SwiGLUProblem.of(row))
+            size = ledger.total(held)
+            found[at] = (moment, str(size), size.mib(problem))
+    names = ("peak_at", "counted", "counted_mib")
+    return {name: pd.Series({at: f[n] for at, f in found.items()}) for n, name in enumerate(names)}
+
+
+def _one_more_layer(stacks: pd.DataFrame) -> pd.Series:
+    """MiB of one more layer, measured between two depths."""
+    keys = ["machine", "set", "provider", "held", *SHAPE]
+    ran = stacks[stacks["status"] == "ok"].sort_values("layers")
+    peaks = ran.groupby([*keys, "layers"])["total_peak_mib"].last().reset_index()
+    change = peaks.groupby(keys)[["total_peak_mib", "layers"]].diff()
+    peaks["layer_mib"] = change["total_peak_mib"] / change["layers"]
+    return ran[[*keys, "layers"]].join(peaks.set_index([*keys, "layers"])["layer_mib"],
+                                       on=[*keys, "layers"])["layer_mib"]  # fmt: skip
+
+
+def by_part(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each step a row a part of its peak: `part` and `part_mib`."""
+    kept = [name for name in rows if name not in _PARTS]
+    return rows.rename(columns=_PARTS).melt(
+        kept, list(_PARTS.values()), var_name="part", value_name="part_mib"
+    )
+
+
+def from_tables(published: pd.DataFrame) -> pd.DataFrame:
+    """Published peaks and ratios, as `press.show.published` has them, in the columns of the rows.
+
+    MB are powers of two there: their differences are whole numbers of tensors in MiB.
+    """
+    ratios = published["table"] == "benchmark_memory.py"
+    peaks = published[(published["file"] == "swiglu_memory")]
+    ratios = published[(published["file"] == "swiglu_ratios") & ratios]
+    stack = peaks["num_layers"].notna()
+    peaks = peaks.assign(
+        experiment=stack.map({True: "stack", False: "step"}), layers=peaks["num_layers"],
+        whole_mib=peaks["peak_mb"].mask(stack), total_peak_mib=peaks["peak_mb"].where(stack),
+    )  # fmt: skip
+    ratios = ratios.assign(
+        experiment="step", over_fused=ratios["liger_over_fused"], implementation="liger"
+    )
+    both = pd.concat([peaks, ratios], ignore_index=True)
+    return both.assign(
+        machine="published", set="published", status="ok",
+        provider=both["implementation"].replace({"fused": ITS_LAYER}), dtype="float32",
+        tokens=both["batch_size"], hidden_size=both["d_model"], intermediate_size=both["d_model"],
+        race=[f"published {n}" for n in range(len(both))],
+    )  # fmt: skip
+
+
+ITS_LAYER = "the published layer"

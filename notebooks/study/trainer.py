@@ -1,0 +1,204 @@
+"""A Transformer's training step, and series of steps from the very first one of a process.
+
+Such a series answers for all warm-up settings at once: steps 1 to 10 are what "no warm-up"
+measures, steps 2 to 11 "one warm-up step", and so on. `step_clock` times settled steps.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from fusedlib.bench.arguments import require_known
+from fusedlib.bench.attempt import free_memory, is_out_of_memory
+from fusedlib.bench.timing import synchronize
+from measure.racing import step_clock
+from measure.racing.cases import Case
+from models.transformer import Transformer, config, loss
+from study.allocator import Casts, Watch, watching
+
+# What a direction runs, and which of its sections is its time.
+DIRECTIONS = {
+    "forward": ("forward",),
+    "backward": ("forward", "backward"),
+    "forward+backward": ("forward", "backward"),
+    "step": ("forward", "backward", "optimizer"),
+}
+TIMED = {"forward": "forward", "backward": "backward"}
+WEIGHTS = {"fp32": "float32", "bf16 autocast": "float32", "bf16": "bfloat16"}
+"""Dtype of the weights by precision; fp32 products are IEEE's, not TF32's."""
+LEARNING_RATE = 1e-4
+
+
+def adamw(parameters: Iterable[Parameter], kind: str = "foreach") -> torch.optim.AdamW:
+    """AdamW as all studies of the Transformer have it: "foreach", torch's default on GPUs; or
+    "fused", or "single" for a loop over the parameters.
+    """
+    return torch.optim.AdamW(
+        parameters, lr=LEARNING_RATE, foreach=kind == "foreach", fused=kind == "fused"
+    )
+
+
+def autocast_bf16(device: torch.device | str) -> torch.autocast:
+    """bf16 autocast on a device."""
+    return torch.autocast(torch.device(device).type, torch.bfloat16)
+
+
+class Trainer(step_clock.Trainer):
+    """A Transformer with everything one training step needs, made before any clock starts.
+
+    Args:
+        direction: one of `DIRECTIONS`; "step" is a full step with AdamW.
+        attention: "plain" or "sdpa".
+        provider: "eager", or "inductor" for `torch.compile`.
+        adam: AdamW's form, as of `adamw`.
+    """
+
+    def __init__(
+        self, model: str, direction: str, device: str, dtype: str, batch_size: int,
+        context_length: int, attention: str, provider: str = "eager", autocast: bool = False,
+        adam: str = "foreach",
+    ) -> None:  # fmt: skip
+        require_known("direction", direction, DIRECTIONS)
+        require_known("provider", provider, ("eager", "inductor"))
+        weights = getattr(torch, dtype, None)
+        if not isinstance(weights, torch.dtype):
+            raise ValueError(f"unknown dtype {dtype!r}; give torch's name, such as 'float32'")
+        torch.manual_seed(0)
+        self.direction, self.goes_backward = direction, "backward" in DIRECTIONS[direction]
+        self.autocast, self.criterion = autocast, loss
+        self.shape = config(model, context_length=context_length, attention=attention)
+        self.model: Transformer
+        super().__init__(Transformer(self.shape, device=device, dtype=weights), device)
+        self.call: Callable[[Tensor], Tensor] = (
+            torch.compile(self.model) if provider == "inductor" else self.model
+        )
+        drawn = self.shape.vocab_size, (batch_size, context_length)
+        self.tokens = torch.randint(*drawn, device=self.device)
+        self.targets = torch.randint(*drawn, device=self.device)
+        self.part = self.tokens.shape
+        if "optimizer" in DIRECTIONS[direction]:  # only there: it imports torch._dynamo, a second
+            self.optimizer = adamw(self.model.parameters(), adam)
+
+    @classmethod
+    def of(cls, case: Case, direction: str = "step", **options: Any) -> Self:
+        """The trainer of a case with one of the precisions in `WEIGHTS`."""
+        names = ("model", "device", "batch_size", "context_length", "attention")
+        return cls(
+            direction=direction, dtype=WEIGHTS[case["precision"]],
+            autocast=case["precision"] == "bf16 autocast", **{n: case[n] for n in names}, **options,
+        )  # fmt: skip
+
+    def precise(self) -> AbstractContextManager[object]:
+        """Autocast, where the trainer was made with it."""
+        return autocast_bf16(self.device) if self.autocast else nullcontext()
+
+    def logits(self) -> Tensor:
+        """Of `part` of the batch."""
+        rows, columns = self.part
+        with self.precise():
+            return self.call(self.tokens[:rows, :columns])
+
+    def forward(self) -> Tensor:
+        """The mean cross entropy of `part` of the batch."""
+        rows, columns = self.part
+        return self.criterion(self.logits(), self.targets[:rows, :columns])
+
+    def step(self, part: tuple[int, int] | None = None) -> dict[str, float]:
+        """One step from an idle device; ms of each section and of all (`total`).
+
+        `part` takes a corner of the batch, (sequences, tokens), to run every kernel on little work.
+        """
+        self.part = torch.Size(part) if part else self.tokens.shape
+        synchronize(self.device)
+        return self.issue().elapsed_ms()
+
+
+def record(trainer: Trainer, steps: int) -> dict[str, Any]:
+    """Run `steps` steps, each from an idle device, and keep every one's times in ms."""
+    times = [trainer.step() for _ in range(steps)]
+    sections = [*DIRECTIONS[trainer.direction], "total"]
+    samples = {f"{name}_samples_ms": [round(t[name], 5) for t in times] for name in sections}
+    return {
+        "samples_ms": samples[f"{TIMED.get(trainer.direction, 'total')}_samples_ms"],
+        **samples,
+        "num_parameters": sum(p.numel() for p in trainer.model.parameters()),
+    }
+
+
+def in_one_process(models: list[str], steps: int, start: dict[str, float], **problem: Any) -> Any:
+    """Entry of a fresh process: steps of each size, one after the other.
+
+    Returns one dictionary a size: the samples and the size's `position` in this process, or `oom`
+    with the reason, after which the next size is tried.
+    """
+    runs = []
+    for position, model in enumerate(models, 1):
+        try:
+            figures = record(Trainer(model=model, **problem), steps)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            figures = {"oom": str(error).splitlines()[0]}
+        runs.append({**figures, "position": position, **start})
+        free_memory()
+    return runs
+
+
+# --- its memory ----------------------------------------------------------------------------------
+
+
+def gradients_of(trainer: step_clock.Trainer) -> list[Tensor]:
+    """The gradients that exist now."""
+    return [p.grad for p in trainer.model.parameters() if p.grad is not None]
+
+
+def moments_of(optimizer: torch.optim.Optimizer | None) -> list[Tensor]:
+    """The optimizer's moments that exist now; numbers of steps are none."""
+    held = optimizer.state.values() if optimizer else ()
+    return [t for state in held for t in state.values() if isinstance(t, Tensor) and t.dim()]
+
+
+def watched_steps(
+    make: Callable[[], step_clock.Trainer], device: torch.device, count: int, *,
+    note_casts: bool = False,
+) -> tuple[step_clock.Trainer, Watch]:  # fmt: skip
+    """Make a trainer and let it make so many steps, with a moment at each border of a section: the
+    trainer is watched from before it is made, so that every block that its steps hold is known.
+
+    Moments are "built", then "begin 1", "forward 1", "backward 1", "step 1", "begin 2" and so on.
+
+    Raises:
+        Unavailable: a device whose allocator keeps no history.
+    """
+    with watching(device) as watch:
+        trainer = make()
+        watch.mark("built", "weights", trainer.model.parameters())
+        for number in range(1, count + 1):
+            trainer.clear()
+            watch.mark(f"begin {number}")
+            trainer.issue(partial(_section, trainer, watch, number, note_casts))
+            del trainer.loss
+    return trainer, watch
+
+
+@contextmanager
+def _section(
+    trainer: step_clock.Trainer, watch: Watch, number: int, note_casts: bool, name: str
+) -> Iterator[None]:  # fmt: skip
+    """A section whose end is a moment at which it is known whose memory is whose."""
+    noting = name == "forward" and note_casts
+    with Casts(trainer.model.parameters()) if noting else nullcontext() as casts:
+        yield
+    moment = f"{'step' if name == 'optimizer' else name} {number}"
+    if name == "forward":
+        watch.mark(moment)
+        watch.forward(f"begin {number}", moment, casts.addresses if casts else ())
+    elif name == "backward":
+        watch.mark(moment, "gradients", gradients_of(trainer))
+    else:
+        watch.mark(moment, "optimizer", moments_of(trainer.optimizer))
