@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from measure.attention import footprint
 
 from fusedlib.bench import check
 from fusedlib.bench.attempt import Unavailable
 from measure.racing import rivals
 from measure.racing.roofline import precision_of
-from study import attention, causal, race
+from study import attention, causal, footprint, race
 from study.causal import AttentionProblem, draw, kept, plain_peak
 
 pytestmark = pytest.mark.gpu
