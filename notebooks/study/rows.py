@@ -122,7 +122,8 @@ def recordings() -> pd.DataFrame:
     """Every recording: `id`, `set`, machine, profile, commit, host, card, versions, date, `files`
     (the hash of each file of code). What is not known of an old one is None.
     """
-    return pd.DataFrame(_recordings(paths.RECORDED, here=True).values())
+    here = os.environ.get(REPLAY) != "committed"
+    return pd.DataFrame(_recordings(paths.RECORDED, here=here).values())
 
 
 def newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,10 +1,18 @@
 """The report's tables of machines and recordings, from the results folders."""
 
+import os
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
 import pandas as pd
 
 from fusedlib.bench import machine as machines
 from measure.recording import provenance, results
+from measure.recording.jsonl import read_objects
 from press.formats import formatted
+from study import rows as topics
+from study import run
 
 _HARDWARE = {
     "machine": "machine", "device_name": "device", "device_memory_gib": "memory",
@@ -17,11 +25,40 @@ _SOFTWARE = {
 }  # fmt: skip
 
 
+class _Recording(NamedTuple):
+    """A recording: its runs, and the hash of each file of code of the newest."""
+
+    machine: str
+    name: str
+    profile: str
+    runs: Sequence[Mapping[str, Any]]
+    files: Mapping[str, str]
+
+
+def _recordings() -> list[_Recording]:
+    """Every recording, of studies and of topics."""
+    found = {
+        (one.machine, one.name): _Recording(
+            one.machine, one.name, one.profile, one.runs, one.files
+        )
+        for one in results.recordings()
+    }  # fmt: skip
+    sets: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for line in topics.recordings().to_dict("records"):
+        sets.setdefault((line["machine"], line["set"]), []).append(line)
+    for key, lines in sets.items():
+        files = lines[-1].get("files")
+        known = files if isinstance(files, dict) else {}
+        found.setdefault(key, _Recording(*key, lines[-1]["profile"], lines, known))
+    return sorted(found.values(), key=lambda one: (one.machine, str(one.runs[-1].get("began"))))
+
+
 def runs() -> pd.DataFrame:
-    """A line a run: machine, recording, and what `machine.json` says of it."""
+    """A line a run: machine, recording, and what is known of it."""
     lines = [
-        {"machine": one.machine, "recording": one.name, "own": one.machine == machines.key()} | run
-        for one in results.recordings() for run in one.runs
+        {"machine": one.machine, "recording": one.name, "own": one.machine == machines.key()}
+        | {name: value for name, value in each.items() if name != "machine"}
+        for one in _recordings() for each in one.runs
     ]  # fmt: skip
     columns = dict.fromkeys(["machine", "recording", "own", "began", *_HARDWARE, *_SOFTWARE])
     return pd.DataFrame(lines, columns=list(columns)).sort_values(["machine", "began"])
@@ -62,11 +99,14 @@ def recorded() -> pd.DataFrame:
         "differ", "own", "began",
     ]  # fmt: skip
     rows, lines = _rows(), []
-    for one in results.recordings():
-        days = rows.loc[rows["folder"] == one.folder, "measured_at"].str[:10]
+    for one in _recordings():
+        own = rows[(rows["machine"] == one.machine) & (rows["recording"] == one.name)]
+        days, names = own["measured_at"].str[:10], dict.fromkeys(own["study"])
+        commits = dict.fromkeys(str(each.get("commit") or "unknown")[:7] for each in one.runs)
         lines.append((
-            one.machine, one.name, one.profile, ", ".join(path.stem[:2] for path in one.studies()),
-            len(days), days.min(), days.max(), ", ".join(one.commits),
+            one.machine, one.name, one.profile, ", ".join(name.split("_")[0] if name[0].isdigit()
+                                                          else name for name in names),
+            len(days), days.min(), days.max(), ", ".join(commits),
             len(provenance.differing(one.files)), one.machine == machines.key(),
             one.runs[-1].get("began"),
         ))  # fmt: skip
@@ -74,13 +114,24 @@ def recorded() -> pd.DataFrame:
 
 
 def _rows() -> pd.DataFrame:
-    """Every row's machine, folder, study, versions and time."""
+    """Every row's machine, recording, study or topic, versions and time."""
     rows = [
-        (one.machine, one.folder, path.stem, row.get("version"), row.get("measured_at"))
+        (one.machine, one.name, path.stem, row.get("version"), row.get("measured_at"))
         for one in results.recordings() for path in one.studies()
         for row in results.read_rows(path)
     ]  # fmt: skip
-    return pd.DataFrame(rows, columns=["machine", "folder", "study", "version", "measured_at"])
+    of_topics = topics.recordings()
+    sets = {
+        (line.machine, line.id): line.set for line in of_topics.itertuples()
+    } if len(of_topics) else {}  # fmt: skip
+    here = os.environ.get(results.REPLAY) != "committed"
+    for folder, topic in product(topics.folders(here=here), run.topics()):
+        path = folder / f"{topic}.jsonl"
+        for row in read_objects(path) if path.exists() else ():
+            name = sets.get((folder.name, row["recording"]))
+            when = row["measured_at"]
+            rows.append((folder.name, str(name), topic, row.get("version"), when))
+    return pd.DataFrame(rows, columns=["machine", "recording", "study", "version", "measured_at"])
 
 
 def _listed(names: pd.Series) -> str:
