@@ -201,10 +201,10 @@ def test_each_claim_has_numbers_holds_where_it_leads_and_says_where_not(every, t
         fields = {name for _, name, *_ in string.Formatter().parse(claim.template) if name}
         for standing in claim.standings:
             assert not standing.errors, f"{claim.name} on {standing.machine}: {standing.errors}"
-            assert all(fields <= {*answer.values} for answer in standing.told), claim.name
+            assert all(fields <= {*answer.values} for answer in standing.decided), claim.name
             if standing.status == "✗":
                 assert not (claim.headline and standing.machine == claim.standings[0].machine)
-                assert standing.held < len(standing.told) and standing.text in claim.summary()
+                assert standing.held < len(standing.decided) and standing.text in claim.summary()
         assert claim.shown and "—" not in claim.sentence(), claim.sentence()
 
 
@@ -241,7 +241,7 @@ def test_the_kernels_claims_need_the_cases_that_they_needed_before(every):
 def test_how_much_of_a_gain_launching_costs_is_counted(every):
     """ "Most of the gain is the cost of launching" was false at width 512."""
     [claim] = [claim for claim in every("kernels") if claim.name == "few-tokens"]
-    for answer in (answer for standing in claim.standings for answer in standing.told):
+    for answer in (answer for standing in claim.standings for answer in standing.decided):
         assert 0 <= answer.values["most"] < answer.values["widths"] == 4
 
 

@@ -81,12 +81,12 @@ def timed(
     with settings(possible[0]):
         _make(setup, possible[0], (setup, *(possible[0].get(name) for name in same)))
         for case in possible:
-            found = _checked(case, checked_by)
-            if found.value is not None:
-                own = found.value if turn is None else _turned(found.value, turn)
+            attempt = _checked(case, checked_by)
+            if attempt.value is not None:
+                own = attempt.value if turn is None else _turned(attempt.value, turn)
                 ready[str(case["provider"])] = case, own
             else:
-                rows.append(Row(case, found.status, found.reason, found.figures))
+                rows.append(Row(case, attempt.status, attempt.reason, attempt.figures))
         if ready:
             case = possible[0]
             implied = work(case)
@@ -116,14 +116,14 @@ def _make(setup: Callable[[Case], Setup], case: Case, key: tuple[Any, ...]) -> N
 
 def _checked(case: Case, checked_by: Sequence[str]) -> Attempt[Checked]:
     """What became of a provider on the slot's setup."""
-    made = _SLOT.setup
-    assert made is not None
-    if made.value is None:
-        return Attempt(made.status, f"the check: {made.reason}")
+    setup = _SLOT.setup
+    assert setup is not None
+    if setup.value is None:
+        return Attempt(setup.status, f"the check: {setup.reason}")
     key = tuple(case.get(name) for name in ("provider", *checked_by))
     if key not in _SLOT.checked:
         with alarms.own_timers():
-            _SLOT.checked[key] = Attempt.at(made.value.check, case)
+            _SLOT.checked[key] = Attempt.at(setup.value.check, case)
     return _SLOT.checked[key]
 
 

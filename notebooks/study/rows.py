@@ -93,20 +93,20 @@ def ratio(
         raise ValueError("ratio takes one of `of` and `over`: whose speed, or beside whose")
     base = of or over
     keys = ["machine", "set", "race", "session"]
-    there = rows[rows[value].notna()] if value in rows else rows.iloc[:0]
-    lines = there.where(there.notna(), None).to_dict("records")
+    measured = rows[rows[value].notna()] if value in rows else rows.iloc[:0]
+    lines = measured.where(measured.notna(), None).to_dict("records")
     partners: dict[tuple[Any, ...], dict[str, Any]] = {}
     for line in lines:
         if line["provider"] == base:
             partners.setdefault(tuple(line[name] for name in keys), line)
-    at, found = [], []
+    at, ratios = [], []
     for number, line in enumerate(lines):
         partner = partners.get(tuple(line[name] for name in keys))
         if partner is not None and line["provider"] != base:
             times = _times_as_fast(line, partner, value)
             at.append(number)
-            found.append(1 / times if of else times)
-    return there.iloc[at].assign(ratio=np.array(found, dtype=float))
+            ratios.append(1 / times if of else times)
+    return measured.iloc[at].assign(ratio=np.array(ratios, dtype=float))
 
 
 def _times_as_fast(row: Mapping[str, Any], baseline: Mapping[str, Any], value: str) -> float:
@@ -138,10 +138,10 @@ def _newest_of(race: list[dict[str, Any]]) -> list[dict[str, Any]]:
     race = sorted(race, key=lambda row: str(row["measured_at"]))
     timed = [row for row in race if row.get("session")]
     last = max(timed, key=lambda row: str(row["session"])) if timed else race[-1]
-    together = [row for row in race if row["set"] == last["set"]]
+    same_set = [row for row in race if row["set"] == last["set"]]
     session = last.get("session")
-    chosen = {row.get("provider"): row for row in together if not row.get("session")}
-    chosen |= {row.get("provider"): row for row in together if row.get("session") == session}
+    chosen = {row.get("provider"): row for row in same_set if not row.get("session")}
+    chosen |= {row.get("provider"): row for row in same_set if row.get("session") == session}
     others = {r.get("provider"): r for r in race if r.get("provider") not in chosen}
     shown = [{**row, "apart": False} for row in chosen.values()]
     return shown + [{**row, "apart": True} for row in others.values()]
@@ -168,8 +168,8 @@ def _of_machines(topic: str, *, here: bool) -> Iterator[dict[str, Any]]:
 
 def folders(*, here: bool) -> list[Path]:
     """Folders of the machines of the repository, and of this one if wanted."""
-    found = sorted(path for path in paths.RECORDED.glob("*") if path.is_dir())
-    chosen = [path for path in found if not (path / ".gitignore").exists()]
+    every = sorted(path for path in paths.RECORDED.glob("*") if path.is_dir())
+    chosen = [path for path in every if not (path / ".gitignore").exists()]
     own = paths.results_dir() / machines.key()
     if here and own.is_dir() and own.resolve() not in {path.resolve() for path in chosen}:
         chosen.append(own)

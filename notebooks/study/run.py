@@ -117,13 +117,13 @@ def races(name: str, profile: str = "quick", **sizes: Any) -> dict[str, list[Cas
 
 def grouped(name: str, cases: Iterable[Case]) -> dict[str, list[Case]]:
     """Cases of a topic by their race, each case once."""
-    found: dict[str, list[Case]] = {}
+    by_race: dict[str, list[Case]] = {}
     for case in cases:
         _require_flat(case)
-        race = found.setdefault(key(name, case), [])
+        race = by_race.setdefault(key(name, case), [])
         if case not in race:
             race.append(case)
-    return found
+    return by_race
 
 
 def run(
@@ -151,58 +151,58 @@ def run(
     quick = topic(name).PROFILES.get("quick", {})
     if profile != "quick":  # a knob that nobody turned: another profile has its own
         sizes = {n: value for n, value in sizes.items() if value != quick.get(n)}
-    asked = races(name, profile, **sizes)
+    wanted = races(name, profile, **sizes)
     if only is not None:
-        asked = {race: cases for race, cases in asked.items() if race in only}
+        wanted = {race: cases for race, cases in wanted.items() if race in only}
     if REPLAY in os.environ:
         return load(name)
     fresh = os.environ.get("FRESH", "0") not in ("", "0") if fresh is None else fresh
-    place = _Place(paths.results_dir() / machines.key(), name, profile)
-    begun = place.set_for(into or os.environ.get(RECORDING, ""), fresh)
-    if place.lacking(asked, begun, fresh):
+    store = _Store(paths.results_dir() / machines.key(), name, profile)
+    set_name = store.set_for(into or os.environ.get(RECORDING, ""), fresh)
+    if store.lacking(wanted, set_name, fresh):
 
         def is_over() -> bool:
             return time.time() > until
 
-        with turn_on(place.folder, name, is_over), _searched(asked):
+        with turn_on(store.folder, name, is_over), _searched(wanted):
             # Another run may have measured them meanwhile.
-            _measure(place, place.lacking(asked, begun, fresh), begun, is_over)
+            _measure(store, store.lacking(wanted, set_name, fresh), set_name, is_over)
     return load(name, here=True)
 
 
 def _measure(
-    place: "_Place", todo: Mapping[str, list[Case]], begun: str, is_over: Callable[[], bool]
+    store: "_Store", todo: Mapping[str, list[Case]], set_name: str, is_over: Callable[[], bool]
 ) -> None:
     """Measure these races, and append the rows of each the moment it ends."""
-    measure, written = topic(place.topic).measure, 0
+    measure, written = topic(store.topic).measure, 0
     names = [n for n in differing(c for race in todo.values() for c in race) if n not in HOW]
     recording = ""
     try:
-        with progress(place.topic, sum(map(len, todo.values()))) as shown:
+        with progress(store.topic, sum(map(len, todo.values()))) as shown:
             for race in todo.values():
                 if is_over():
                     break
                 shown.case(label(race[0], names))
                 began, clock = datetime.now(UTC), time.monotonic()
                 rows: list[Row] = measure(race)
-                recording = recording or place.recording(begun, began)
+                recording = recording or store.recording(set_name, began)
                 seconds = (time.monotonic() - clock) / max(len(rows), 1)
-                place.append([_line(place.topic, row, recording, seconds) for row in rows])
+                store.append([_line(store.topic, row, recording, seconds) for row in rows])
                 written += len(rows)
                 for _ in race:
                     shown.done()
     finally:
         racing.free()
-    print(f"{place.topic}: {written} rows written · {place.path}")
+    print(f"{store.topic}: {written} rows written · {store.path}")
 
 
-def _searched(asked: Mapping[str, list[Case]]) -> AbstractContextManager[None]:
-    on_cpu = all(case.get("device") == "cpu" for race in asked.values() for case in race)
+def _searched(wanted: Mapping[str, list[Case]]) -> AbstractContextManager[None]:
+    on_cpu = all(case.get("device") == "cpu" for race in wanted.values() for case in race)
     return looking_through_new_objects() if on_cpu else nullcontext()
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Store:
     """Where a topic's rows of this machine lie."""
 
     folder: Path
@@ -236,18 +236,18 @@ class _Place:
         return next(name for name in names if name not in taken)
 
     def lacking(
-        self, asked: Mapping[str, list[Case]], begun: str, fresh: bool
+        self, wanted: Mapping[str, list[Case]], set_name: str, fresh: bool
     ) -> dict[str, list[Case]]:
         """Of these races those that are to be measured."""
         sets = {line["id"]: line["set"] for line in self.recordings()}
         lines = read_objects(self.path) if self.path.exists() and not fresh else []
-        there = {
+        existing = {
             (row["race"], row["provider"]): row for row in lines
-            if sets.get(row["recording"]) == begun
+            if sets.get(row["recording"]) == set_name
         }  # fmt: skip
         return {
-            race: cases for race, cases in asked.items()
-            if any(self._lacks(there.get((race, case.get("provider"))), case) for case in cases)
+            race: cases for race, cases in wanted.items()
+            if any(self._lacks(existing.get((race, case.get("provider"))), case) for case in cases)
         }  # fmt: skip
 
     def _lacks(self, row: Mapping[str, Any] | None, case: Case) -> bool:
@@ -264,16 +264,16 @@ class _Place:
             return False
         return True
 
-    def recording(self, begun: str, began: datetime) -> str:
+    def recording(self, set_name: str, began: datetime) -> str:
         """The id of this run's recording, noted where the run before was another."""
         commit, dirty = provenance.commit()
         facts = machines.describe().as_dict() | {"commit": commit, "dirty": dirty}
-        own = [line for line in self.recordings() if line["set"] == begun]
+        own = [line for line in self.recordings() if line["set"] == set_name]
         if own and all(own[-1].get(name) == facts[name] for name in _ALIKE):
             return str(own[-1]["id"])
         number = f".{len(own) + 1}" * bool(own)
         line = {
-            "id": f"{begun}{number}", "set": begun, "machine": self.folder.name,
+            "id": f"{set_name}{number}", "set": set_name, "machine": self.folder.name,
             "profile": self.profile, **facts, "began": began.isoformat(timespec="seconds"),
             "files": provenance.files(),
         }  # fmt: skip
@@ -328,28 +328,28 @@ def fields(name: str) -> list[str]:
 def recorded(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """The recordings of a machine's folder by their set, the oldest first."""
     sets: dict[str, list[dict[str, Any]]] = {}
-    for line in _Place(folder, "", "full").recordings():
+    for line in _Store(folder, "", "full").recordings():
         sets.setdefault(line["set"], []).append(line)
     return sets
 
 
 def lacking(name: str, into: str) -> dict[str, list[Case]]:
     """What the profile full measures of a topic, on a CUDA GPU, and this machine's set lacks."""
-    place = _Place(paths.results_dir() / machines.key(), name, "full")
-    return place.lacking(races(name, "full", device="cuda"), into, fresh=False)
+    store = _Store(paths.results_dir() / machines.key(), name, "full")
+    return store.lacking(races(name, "full", device="cuda"), into, fresh=False)
 
 
 def carried(into: str) -> dict[str, str]:
     """What this machine's set of recordings has, as files by the name that they have in a folder
     of results: for a machine from which nothing else comes back. `add` takes them.
     """
-    place = _Place(paths.results_dir() / machines.key(), "", "full")
-    lines = [line for line in place.recordings() if line["set"] == into]
+    store = _Store(paths.results_dir() / machines.key(), "", "full")
+    lines = [line for line in store.recordings() if line["set"] == into]
     ids = {line["id"] for line in lines}
     files = {RECORDINGS: lines} if lines else {}
-    for path in sorted(place.folder.glob("*.jsonl")):
-        found = [row for row in read_objects(path) if row.get("recording") in ids]
-        files |= {f"{place.folder.name}/{path.name}": found} if found else {}
+    for path in sorted(store.folder.glob("*.jsonl")):
+        rows = [row for row in read_objects(path) if row.get("recording") in ids]
+        files |= {f"{store.folder.name}/{path.name}": rows} if rows else {}
     return {
         name: "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         for name, lines in files.items()

@@ -37,7 +37,7 @@ class _Recording(NamedTuple):
 
 def _recordings() -> list[_Recording]:
     """Every recording, of studies and of topics."""
-    found = {
+    by_name = {
         (one.machine, one.name): _Recording(
             one.machine, one.name, one.profile, one.runs, one.files
         )
@@ -49,8 +49,8 @@ def _recordings() -> list[_Recording]:
     for key, lines in sets.items():
         files = lines[-1].get("files")
         known = files if isinstance(files, dict) else {}
-        found.setdefault(key, _Recording(*key, lines[-1]["profile"], lines, known))
-    return sorted(found.values(), key=lambda one: (one.machine, str(one.runs[-1].get("began"))))
+        by_name.setdefault(key, _Recording(*key, lines[-1]["profile"], lines, known))
+    return sorted(by_name.values(), key=lambda one: (one.machine, str(one.runs[-1].get("began"))))
 
 
 def runs() -> pd.DataFrame:

@@ -84,7 +84,7 @@ def units(config: Config, only: Sequence[str] = ()) -> list[Unit]:
 
 def _of_topic(topic: str) -> Iterator[tuple[float, Unit]]:
     """The races of a topic, each with the time that the quickest claim on it takes in all."""
-    stated = [claim for claim in say.every(topic) if claim.topic == topic]
+    stated = say.every(topic)
     needed = [{race for race, _ in say.required(topic, c.of(say.rows_of(topic)))} for c in stated]
     took = load(topic).groupby("race")["took_s"]
     typical_s, known = took.mean().median(), took.sum()

@@ -60,26 +60,26 @@ class Standing:
     repeats: str = MEASURED
 
     @property
-    def told(self) -> list[Answer]:
+    def decided(self) -> list[Answer]:
         """The answers that say whether it holds."""
         return [answer for answer in self.answers if answer.holds is not None]
 
     @property
     def held(self) -> int:
         """In how many of them it holds."""
-        return sum(bool(answer.holds) for answer in self.told)
+        return sum(bool(answer.holds) for answer in self.decided)
 
     @property
     def status(self) -> str:
         """✓; ✗: one set contradicts; "once": another could, and there is none; "": none tells."""
         varies = self.repeats == MEASURED and self.machine != MACHINE
-        alone = "once" if varies and len(self.told) == 1 else "✓"
-        return "" if not self.told else "✗" if self.held < len(self.told) else alone
+        alone = "once" if varies and len(self.decided) == 1 else "✓"
+        return "" if not self.decided else "✗" if self.held < len(self.decided) else alone
 
     @property
     def count(self) -> str:
         """The status and on how many sets it rests, such as "✓ 2 of 2"."""
-        many = f"{self.held} of {len(self.told)}" if self.repeats == MEASURED else self.repeats
+        many = f"{self.held} of {len(self.decided)}" if self.repeats == MEASURED else self.repeats
         return f"{self.status} {many}" if self.status in ("✓", "✗") else self.status
 
     @property
@@ -92,16 +92,16 @@ class Standing:
         """How it stands in words."""
         if self.errors:
             return f"error in the claim: {'; '.join(self.errors)}"
-        if not self.told:
+        if not self.decided:
             return "no recording has all of its numbers"
         verb = "holds" if self.held else "does not hold"
         if self.machine == MACHINE:
             return f"{verb} in the published tables"
         if self.repeats != MEASURED:
             return f"holds ({self.repeats})" if self.status == "✓" else "does not hold"
-        several = ", assembled from several runs" * ([a.set for a in self.told] == [ASSEMBLED])
-        plural = "s" * (len(self.told) > 1)
-        where = f" in {self.held} of {len(self.told)} recording{plural}" if self.held else ""
+        several = ", assembled from several runs" * ([a.set for a in self.decided] == [ASSEMBLED])
+        plural = "s" * (len(self.decided) > 1)
+        where = f" in {self.held} of {len(self.decided)} recording{plural}" if self.held else ""
         return f"{verb}{where}{several}"
 
 
@@ -128,7 +128,7 @@ class Claim:
     @property
     def shown(self) -> str:
         """The machine whose numbers stand in the sentence: the first that has them."""
-        return next((one.machine for one in self.standings if one.told), "")
+        return next((one.machine for one in self.standings if one.decided), "")
 
     @property
     def others(self) -> str:
@@ -182,7 +182,7 @@ class Claim:
         return [
             {name: getattr(one, name) for name in names} | {
                 "machine": key_of(one.machine), "label": one.machine, "parts": 0,
-                "own": _place(one.machine) == THIS, "measured": len(one.told),
+                "own": _place(one.machine) == THIS, "measured": len(one.decided),
                 "contrary": one.status == "✗",
                 "further": self._further(one), "numbers": self._numbers(one.machine),
             }
@@ -191,12 +191,12 @@ class Claim:
 
     def _spreads(self, machine: str) -> dict[str, str]:
         """A machine's numbers by name, each with its range."""
-        told = [a for one in self.standings if one.machine == machine for a in one.told]
-        return self._numbers_of(told)
+        decided = [a for one in self.standings if one.machine == machine for a in one.decided]
+        return self._numbers_of(decided)
 
-    def _numbers_of(self, told: list[Answer]) -> dict[str, str]:
+    def _numbers_of(self, decided: list[Answer]) -> dict[str, str]:
         fields = {n: spec or "" for _, n, spec, _ in string.Formatter().parse(self.template) if n}
-        return {n: spread([a.values[n] for a in told], spec) for n, spec in fields.items()}
+        return {n: spread([a.values[n] for a in decided], spec) for n, spec in fields.items()}
 
     def _numbers(self, machine: str) -> dict[str, str]:
         return {n: text.partition(" [")[0] for n, text in self._spreads(machine).items()}
