@@ -99,11 +99,12 @@ def compare(
       bytes, is refused; so is one of which a second clock says something else, or that a call of
       nothing takes too.
 
-    Not seen are: who rewrites this library, which runs in the same process; another process, which
-    helps a call along; what is kept in the later calls of a burst or under load, whose inputs are
-    those of the first; compilation after the warm-up, whose long samples the median leaves out; a
-    part of the L2 that is set aside against the flush, unless a time is below the bytes' least; why
-    a card throttles (`rows` have its clocks, power and temperature before and after).
+    Not seen are: who rewrites this library, which runs in the same process, or tells a check from a
+    timed call by its caller; another process, which helps a call along; what is kept in the later
+    calls of a burst or under load, whose inputs are those of the first; compilation after the
+    warm-up, whose long samples the median leaves out; a part of the L2 that is set aside against
+    the flush, unless a time is below the bytes' least; why a card throttles (`rows` have its
+    clocks, power and temperature before and after).
 
     Args:
         reference: plain PyTorch, correct, also in float64.
