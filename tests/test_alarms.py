@@ -147,14 +147,14 @@ def test_an_unknown_card_refuses_no_time(on_h100, monkeypatch):
 
 
 def test_an_impossible_time_is_a_row_without_a_time_and_the_others_are_timed(monkeypatch):
-    in_turns = timing.in_turns
+    in_turns = timing.sampled_in_turns
 
     def with_one_impossible(work, **options):
         times = in_turns(work, **options)
         impossible = timing.Timing((1e-9, 1e-9, 1e-9), 1, False)
         return {name: impossible if name == "eager" else t for name, t in times.items()}
 
-    monkeypatch.setattr(timing, "in_turns", with_one_impossible)
+    monkeypatch.setattr(timing, "sampled_in_turns", with_one_impossible)
     monkeypatch.setattr(alarms, "most_flops_per_s", lambda device: H100)
 
     @rivals.rival("swiglu", "mine")

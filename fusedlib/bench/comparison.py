@@ -84,8 +84,9 @@ def compare(
       results depend on signs alone, rows are first drawn from all rows. Whole numbers and masks,
       which may be addresses, stay as given, but for inputs that are nothing else.
     - It must be right for the inputs and for values drawn so, others each time: before the clock,
-      at a random sample and after it. So a result that was kept, whatever inputs are known by, is
-      found wrong as often as it is quick. It must be right too where one element was changed, and,
+      in a timed call of a random sample, and after the clock. So a result that was kept, whatever
+      inputs are known by, is found wrong as often as it is quick, and so is who computes in checks
+      alone. It must be right too where one element was changed, and,
       forward alone, for values ten times as large and shifted by five, where the reference stays
       finite. Where inputs have a structure that this breaks (symmetric, sorted, probabilities), or
       masks and indices that matter, give a function of a seed: then all values are those of its
@@ -99,8 +100,8 @@ def compare(
       bytes, is refused; so is one of which a second clock says something else, or that a call of
       nothing takes too.
 
-    Not seen are: who rewrites this library, which runs in the same process, or tells a check from a
-    timed call by its caller; another process, which helps a call along; what is kept in the later
+    Not seen are: who rewrites this library, which runs in the same process, or reads its variables;
+    another process, which helps a call along; what is kept in the later
     calls of a burst or under load, whose inputs are those of the first; compilation after the
     warm-up, whose long samples the median leaves out; a part of the L2 that is set aside against
     the flush, unless a time is below the bytes' least; why a card throttles (`rows` have its

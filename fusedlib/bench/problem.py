@@ -3,10 +3,11 @@
 The truth is the reference in float64; how far the reference is off in the inputs' own dtype is the
 measure of everybody's errors. Each sample has operands that are drawn anew, in the same memory. A
 function must be right for those that were given and for others, drawn as a sample's are: before the
-clock starts, at a random sample, and after the clock.
+clock starts, in a timed call at a random sample, and after the clock.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
@@ -163,7 +164,7 @@ class Problem:
         return [self.rewritten]
 
     def unforeseen(self) -> Truth:
-        """For what it must be right between two samples, and after the clock."""
+        """For what it must be right in a timed call, and after the clock."""
         return self.rewritten
 
     def required(self, inputs: Inputs, direction: str = "forward+backward") -> list[str]:
@@ -221,11 +222,13 @@ class Problem:
             for truth in (self.unforeseen(), put_back):  # one alone may be what was kept
                 self.hold(name, work, inputs.dy, truth, names, results)
 
+        def look() -> Callable[[Callable[[], Results]], Figures]:
+            return self.holds(name, work, inputs.dy, self.unforeseen(), names)
+
         return workload_turn(
             work, inputs.dy, timed,
             lambda results: self.error_figures(name, self.called(results), names),
-            again=again,
-            vary=partial(self.vary, work, count(2)),
+            again=again, vary=partial(self.vary, work, count(2)), look=look,
         )  # fmt: skip
 
     def hold(
@@ -238,23 +241,35 @@ class Problem:
         Raises:
             Wrong: the rule of `check` rejects one, or an operand was written over.
         """
+        return self.holds(name, work, dy, truth, required)(results)
+
+    def holds(
+        self, name: str, work: Workload, dy: Outputs, truth: Truth, required: list[str]
+    ) -> Callable[[Callable[[], Results]], Figures]:  # fmt: skip
+        """Give the operands a truth's values; what this gives is `hold` of results since then."""
         gradients = dy if isinstance(dy, tuple) else (dy,)
         upstream = {
             f"the gradient of {name}": dy for name, dy in zip(self.outputs, gradients, strict=True)
         }
         given = {**work.leaves, **upstream}
         work.write(truth.values)
-        try:
-            alarms.poison([self.kinds[name] for name in required], gradients[0].device)
-            with alarms.unchanged(given):
-                actual = self.called(results())
+        alarms.poison([self.kinds[name] for name in required], gradients[0].device)
+        unchanged = ExitStack()
+        unchanged.enter_context(alarms.unchanged(given))
+
+        def held(results: Callable[[], Results]) -> Figures:
             try:
-                return self.error_figures(name, actual, required, truth)
-            except Wrong as wrong:
-                reason = self._reason(str(wrong), actual, truth, required)
-                raise Wrong(reason, wrong.figures) from None
-        finally:
-            work.write(self.drawn.values)
+                with unchanged:
+                    actual = self.called(results())
+                try:
+                    return self.error_figures(name, actual, required, truth)
+                except Wrong as wrong:
+                    reason = self._reason(str(wrong), actual, truth, required)
+                    raise Wrong(reason, wrong.figures) from None
+            finally:
+                work.write(self.drawn.values)
+
+        return held
 
     def _reason(self, misses: str, actual: Results, truth: Truth, required: list[str]) -> str:
         if not truth.when:

@@ -5,7 +5,7 @@ works alone for about a second, heated first.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,7 @@ class Load:
             self.busy_until = time.perf_counter()
             return {"total": figures["burst_median_ms"]}
 
-        return Turn(run, turn.prepare, turn.reset, figures, again=turn.again)
+        return replace(turn, run=run, figures=figures, issue=None)
 
 
 def under_load(turn: Turn, device: str, heat_s: float, seconds: float) -> dict[str, Any]:

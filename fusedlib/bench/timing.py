@@ -122,14 +122,26 @@ def in_turns(
             f"nothing to time: {len(work)} rivals, warmup={warmup}, repetitions={repetitions}, "
             f"calls={calls}; need at least one rival, warmup >= 0, repetitions and calls >= 1"
         )
+    for name, call in work.items() if warmup else ():
+        require_current_stream(call, device, partial(prepare, name) if prepare else lambda: None)
+    return sampled_in_turns(
+        work, device=device, warmup=warmup, repetitions=repetitions, flush_l2=flush_l2,
+        prepare=prepare, calls=calls, seconds=seconds, most=most,
+    )  # fmt: skip
+
+
+def sampled_in_turns(
+    work: Mapping[str, Callable[[], object]], *, device: torch.device | str, warmup: int,
+    repetitions: int, flush_l2: bool, prepare: Callable[[str], None] | None, calls: int,
+    seconds: float, most: int | None,
+) -> dict[str, Timing]:  # fmt: skip
+    """The samples of `in_turns`, of work that runs on the current stream."""
     clock = clock_for(device)
     on_cuda = torch.device(device).type == "cuda"
     buffer = torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device=device) if on_cuda else None
     samples: dict[str, list[float]] = {name: [] for name in work}
     parts: dict[str, dict[str, list[float]]] = {name: {} for name in work}
     names = list(work)
-    for name, call in work.items() if on_cuda and warmup else ():
-        require_current_stream(call, device, partial(prepare, name) if prepare else lambda: None)
     begin = time.perf_counter()
     for index in range(warmup + max(repetitions, most or 0)):
         marks: dict[str, Any] = {}
@@ -172,6 +184,8 @@ def require_current_stream(
     Raises:
         Wrong: in every try it went on for half a millisecond and a tenth of the time until then.
     """
+    if torch.device(device).type != "cuda":
+        return
     late_ms = 0.0
     for _ in range(TRIES):
         prepare()

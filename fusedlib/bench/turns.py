@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fusedlib.bench import alarms, check, cuda_graphs, machine, timing
 from fusedlib.bench.attempt import Attempt, Unavailable, free_memory
-from fusedlib.bench.workload import Outputs, Workload, go_backward
+from fusedlib.bench.workload import Outputs, Workload, go_backward, named
 
 BURST_MS = 2.0
 MOST_CALLS = 20
@@ -28,6 +28,7 @@ MOST_CALLS = 20
 SLOW_MS, SLOW_ROUNDS = 100.0, 5
 LAUNCHES = ("python", "graph")
 Figures = dict[str, Any]
+Look = Callable[[], Callable[[Callable[[], dict[str, Tensor]]], object]]
 
 
 @dataclass
@@ -41,6 +42,8 @@ class Turn:
         figures: of the row, beside the times.
         issue: the work, not waited for, where `run` waits for its parts.
         again: holds what the work gives now, for other operands, against the truth.
+        look: instead of `prepare`, gives the operands values whose truth is known; what it gives
+            holds the last call of the sample against that truth, after the clock.
     """
 
     run: Callable[[], object]
@@ -49,6 +52,7 @@ class Turn:
     figures: Figures = field(default_factory=dict)
     issue: Callable[[], object] | None = None
     again: Callable[[], object] = lambda: None
+    look: Callable[[int], Callable[[], object]] | None = None
 
 
 @dataclass
@@ -56,7 +60,7 @@ class Checked:
     """A function that was found right: its figures, and what makes its turn of a case, which says
     `direction`, `launch` and `device`.
 
-    `seen_in_clock` is whether it was held against the truth between two samples.
+    `seen_in_clock` is whether what a timed call gave was held against the truth.
     """
 
     figures: Figures
@@ -147,7 +151,8 @@ class _Clock:
     by_host_ms: dict[str, list[float]] = field(default_factory=dict)
     _begun_ns: int | None = None
     _own_parts: set[str] = field(default_factory=set)
-    _left: dict[str, int] = field(default_factory=dict)  # samples until the look between two
+    _left: dict[str, int] = field(default_factory=dict)  # samples until one is looked at
+    _held: Callable[[], object] | None = None  # of the sample that is looked at
 
     def run(self) -> dict[str, Figures]:
         """Figures of everybody's times."""
@@ -155,15 +160,18 @@ class _Clock:
         calls, round_ms = self._burst_size() if given.most_calls > 1 else (1, 0)
         rounds = min(given.rounds, SLOW_ROUNDS) if round_ms > SLOW_MS else given.rounds
         unseen = [name for name, checked in self.checks.items() if not checked.seen_in_clock]
-        self._left = {name: alarms.some_of(given.warmup + rounds) for name in unseen}
-        self.by_host_ms, self._begun_ns = {}, None
+        self.by_host_ms, self._begun_ns, self._left, self._held = {}, None, {}, None
         settings: Figures = {
             "device": given.device, "calls": calls, "flush_l2": calls == 1 and given.flush_l2,
         }  # fmt: skip
-        times = timing.in_turns(
-            {name: partial(self._burst, name, calls) for name in self.turns}, **settings,
-            warmup=given.warmup, repetitions=rounds, prepare=partial(self._prepare, calls),
-            seconds=given.seconds, most=given.most,
+        work = {name: partial(self._burst, name, calls) for name in self.turns}
+        for name, call in work.items() if given.warmup else ():
+            ready = partial(self._prepare, calls, name)
+            timing.require_current_stream(call, given.device, ready)
+        self._left = {name: alarms.some_of(given.warmup + rounds) for name in unseen}
+        times = timing.sampled_in_turns(
+            work, **settings, warmup=given.warmup, repetitions=rounds,
+            prepare=partial(self._prepare, calls), seconds=given.seconds, most=given.most,
         )  # fmt: skip
         self._end_sample()
         nothing = timing.in_turns({"": lambda: None}, **settings, warmup=3, repetitions=20)[""]
@@ -206,22 +214,33 @@ class _Clock:
         self.last = name
         for turn in self.turns.values():
             turn.reset()
+        turn = self.turns[name]
         self._left[name] = self._left.get(name, 0) - 1
-        if not self._left[name]:
-            self.turns[name].again()
+        if self._left[name]:
+            turn.prepare(calls)
+        elif turn.look:
+            self._held = turn.look(calls)
+        else:
+            turn.again()
+            turn.prepare(calls)
             self.checks[name].seen_in_clock = True
-        self.turns[name].prepare(calls)
         timing.synchronize(self.sampling.device)
         self._begun_ns = alarms.second_clock_ns()
 
     def _end_sample(self) -> None:
-        """Read the second clock where a sample was begun; timers must be what they were."""
+        """Read the second clock where a sample was begun; timers must be what they were. What a
+        sample gave that is looked at must be right.
+        """
         timing.synchronize(self.sampling.device)
         if self._begun_ns is not None and self.last is not None:
             taken_ms = (alarms.second_clock_ns() - self._begun_ns) / 1e6
             self.by_host_ms.setdefault(self.last, []).append(taken_ms)
         self._begun_ns = None
         alarms.require_own_timers()
+        if self._held is not None and self.last is not None:
+            held, self._held = self._held, None
+            held()
+            self.checks[self.last].seen_in_clock = True
 
     def _burst(self, name: str, calls: int) -> object:
         turn = self.turns[name]
@@ -239,6 +258,7 @@ def workload_turn(
     check_replay: Callable[[dict[str, Tensor]], Figures],
     again: Callable[[Callable[[], dict[str, Tensor]]], object] = lambda results: None,
     vary: Callable[[], object] = lambda: None,
+    look: Look | None = None,
 ) -> Turn:  # fmt: skip
     """The turn of a workload: "forward", "backward" of a forward outside the clock, or both, as the
     case's `direction` says.
@@ -247,11 +267,20 @@ def workload_turn(
         check_replay: holds a graph's replay against the truth and gives the errors as figures.
         again: holds what a call gives against the truth, for other operands in the same memory.
         vary: draws the operands anew before each sample.
+        look: gives the operands values of known truth; what it gives holds results against them.
 
     Raises:
         Unavailable: a graph away from CUDA.
     """
     direction, launch = case["direction"], case.get("launch", "python")
+
+    def looked_at(
+        prepare: Callable[[int], object], results: Callable[[], dict[str, Tensor]], calls: int
+    ) -> Callable[[], object]:  # fmt: skip
+        holds = look()  # type: ignore[misc]
+        prepare(calls)
+        return partial(holds, results)
+
     if launch == "graph":
         if torch.device(case["device"]).type != "cuda":
             raise Unavailable("CUDA graphs need a CUDA GPU")
@@ -265,24 +294,42 @@ def workload_turn(
         return Turn(
             graph.replay, lambda calls: vary(), figures=check_replay(graph.results),
             again=partial(again, replayed),
+            look=look and partial(looked_at, lambda calls: None, lambda: graph.results),
         )  # fmt: skip
     outputs: list[Any] = []
+    given: list[Any] = []  # by the last call, which nobody asks for but a look
 
-    def prepare(calls: int) -> None:
+    def ready(calls: int) -> None:
         outputs.clear()
-        vary()
         if direction == "backward":
             outputs.extend(work.forward() for _ in range(calls))
 
+    def prepare(calls: int) -> None:
+        vary()
+        ready(calls)
+
     def run() -> None:
-        if direction == "forward":
-            work.forward()
-        else:
-            go_backward(outputs.pop() if direction == "backward" else work.forward(), dy)
+        y = outputs.pop() if direction == "backward" else work.forward()
+        if direction != "forward":
+            go_backward(y, dy)
+        given.append(y)
+
+    def reset() -> None:
+        given.clear()
+        work.reset()
+
+    def called() -> dict[str, Tensor]:
+        gave = named(given.pop())
+        for name, y in gave.items():
+            alarms.require_plain(name, y)
+        return {**{name: y.detach() for name, y in gave.items()}, **work.gradients()}
 
     def results() -> dict[str, Tensor]:
         outputs.clear()
         with alarms.no_new_threads():
             return check.results_of(work, dy, backward=direction != "forward")
 
-    return Turn(run, prepare, work.reset, again=partial(again, results))
+    return Turn(
+        run, prepare, reset, again=partial(again, results),
+        look=look and partial(looked_at, ready, called),
+    )  # fmt: skip
