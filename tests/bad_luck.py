@@ -36,12 +36,12 @@ def measure(case):
     print("measuring", case["case_no"], flush=True)
     time.sleep(float(os.environ.get("TINY_S", "0")))
     if case["needs"] == "triton":
-        import measure.accumulate_kernel
+        import study.accumulate_kernel
     if case["needs"] == "gpu":
-        from measure import precision, tensor_core
+        from study import precision, tensor_core
 
         [first, *_] = precision.tensor_cores(16)
-        return tensor_core.measure_tensor_core(first)
+        return tensor_core.measure(first)
     return {"median_ms": 1.0, "samples_ms": [1.0] * (samples if case["case_no"] == 4 else 1)}
 
 cases = [{"case_no": i, "needs": n} for i, n in enumerate(NEEDS)]

@@ -27,9 +27,9 @@ from fusedlib.ops.mlp.kernels import UNALIGNED
 from fusedlib.ops.norm import function as rms_norm
 from fusedlib.ops.qkv import kernels as projections
 from fusedlib.ops.rope import function as rope
-from measure.accumulate_kernel import accumulate_fwd
 from played_driver import play_driver
 from sass import show
+from study.accumulate_kernel import accumulate_fwd
 
 Calls = Iterator[tuple[str, Callable[[], object]]]  # what is called, by name
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

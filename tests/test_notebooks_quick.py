@@ -21,10 +21,6 @@ SMALLER = {
     "08_profile": ("models=nano",),
     "10_llama": ("train_steps=3", "batches=1", "contexts=16"),
     "11_compilers": ("strategies=fsdp2-2",),
-    "12_precision": (
-        "max_terms=1000", "kahan_terms=300", "seeds=2", "max_k=256", "core_max_k=256",
-        "matmul_size=32", "reduced_k=64",
-    ),
 }  # fmt: skip
 """Sizes below those of `quick`, by which no path is lost."""
 

@@ -1,29 +1,35 @@
-"""What torch itself does, the study's cases, and what its pictures show of them."""
+"""What torch itself does, linear layers, a row and its neighbours, and what pictures show."""
 
 import pandas as pd
 import pytest
 import torch
 
-from fusedlib.bench import machine as machines
-from measure import precision, torch_precision
 from measure.racing import settings
 from outcomes import outcome
-from press.rows import Rows
+from study import precision, run
 
-DEVICES = precision.STUDY.sized({}).devices
+NEW = ("adds", "operation", "torch_setting", "product_shape")
 
 
-def test_every_experiment_is_measured_and_every_case_is_another():
-    cases = [
-        *precision.four_sums(DEVICES), *precision.growth(10, 10, 1), *precision.stagnation()[-1:],
-        *precision.dots(16, 1), *precision.torch_sums(100, 1, DEVICES),
-        *precision.torch_products(16, 16, DEVICES), *precision.autocast(DEVICES),
-        *precision.tensor_cores(16),
-    ]  # fmt: skip
+def measured(experiment, **sizes):
+    """The figures of an experiment's cases on the host, by their fields that differ."""
+    cases = [c for c in precision.cases(device="cpu", **sizes) if c["experiment"] == experiment]
+    return [(case, precision.MEASURES[experiment](case)) for case in cases]
+
+
+def test_every_experiment_is_measured():
+    cases = precision.cases(device="cuda", max_terms=10, core_max_k=16)
     assert {c["experiment"] for c in cases} == set(precision.MEASURES)
-    assert len({tuple(sorted(c.items())) for c in cases}) == len(cases)
-    statuses = {outcome(precision.measure, c)[1] for c in cases}
-    assert statuses <= {"ok", "unavailable"}
+    one = {c["experiment"]: c for c in cases if c["device"] == "cpu"}
+    assert {outcome(precision.figures, case)[1] for case in one.values()} == {"ok"}
+    assert {*one} == {*precision.MEASURES} - {"flags", "linear", "neighbours"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_its_cases_say_so():
+    cases = [c for c in precision.cases(device="cuda", core_max_k=16) if c["device"] == "cuda"]
+    reasons = {outcome(precision.figures, case)[1:] for case in cases}
+    assert {status for status, *_ in reasons} == {"unavailable"}, reasons
 
 
 def test_matmul_settings_are_put_back():
@@ -49,38 +55,69 @@ def test_matmul_settings_are_put_back():
 
 def test_torch_sum_accumulates_wider_than_its_terms():
     figures = {
-        c["provider"]: torch_precision.measure_sum(c)["error_in_roundoffs"]
-        for c in precision.torch_sums(20_000, 2, DEVICES)
-        if (c["dtype"], c["n_terms"], c["device"]) == ("bf16", 20_000, "cpu")
+        c["provider"]: found["error_in_roundoffs"]
+        for c, found in measured("torch_sum", max_terms=20_000, seeds=2)
+        if (c["dtype"], c["n_terms"]) == ("bf16", 20_000)
     }
     assert figures["torch.sum"] < 1 < 100 < figures["one by one"]
 
 
 def test_autocast_of_well_known_operations():
-    kinds = {
-        c["provider"]: torch_precision.measure_autocast(c)["kind"]
-        for c in precision.autocast(DEVICES)
-        if (c["experiment"], c["device"], c["dtype"]) == ("autocast", "cpu", "bf16")
-    }
+    kinds = {c["provider"]: f["kind"] for c, f in measured("autocast") if c["dtype"] == "bf16"}
     assert kinds["linear"] == kinds["matmul"] == "half"
     assert kinds["relu"] == "follows its input"
     assert kinds["x + fp32"] == "fp32, also without autocast"
 
 
-# --- what pictures show --------------------------------------------------------------------------
+def test_linear_layers_err_by_their_sums_alone():
+    for case, figures in (
+        (c, precision.measure_linear(c)) for c in precision.linears([512], 64, "cpu")
+        if c["provider"] != "triton-tf32x3"
+    ):  # fmt: skip
+        assert figures["relative_error"] < 1e-6, case
 
 
-def rows_of(lines: list[dict]) -> Rows:
-    """Rows of a machine, with the study's derived columns."""
-    shared = {"machine": "nvidia-h200", "recording": "a", "status": "ok", "dtype": "fp32"}
-    frame = pd.DataFrame([{**shared, "case": str(n), **line} for n, line in enumerate(lines)])
-    frame["machine"] = pd.Categorical(frame["machine"], ["nvidia-h200", "nvidia-h100"])
-    rows = Rows(precision.described(frame))
-    rows.attrs = {"study": precision.STUDY.name}
-    return rows
+@pytest.mark.parametrize("shape", ["64", "64·x", "0·64", "64·64·64"])
+def test_a_text_that_is_no_shape_is_refused(shape):
+    with pytest.raises(run.SizesError, match="shape|flag_shapes"):
+        run.races("precision", flag_shapes=[shape])
 
 
-def test_a_visitor_s_machine_may_be_a_recorded_one(monkeypatch):
-    monkeypatch.setattr(machines, "key", lambda: "nvidia-h200")
-    rows = rows_of([{"experiment": "autocast", "provider": "linear"}])
-    assert len(rows.of(machine="H200")) == len(rows.of(machine="this machine")) == 1
+def test_a_row_is_compared_with_itself_alone_elsewhere_and_beside_others(monkeypatch):
+    """Operations whose row depends on the batch's size, its place, the others' values, or none."""
+    size = lambda x, weight: x * (1 + len(x))  # noqa: E731
+    place = lambda x, weight: x * (1.0 + torch.arange(len(x)))[:, None]  # noqa: E731
+    values = lambda x, weight: x + x.abs().max()  # noqa: E731
+    ways = {"size": size, "place": place, "values": values, "none": lambda x, weight: x + 1}
+    monkeypatch.setattr(precision, "ROW_OPERATIONS", ways)
+    figures = {
+        c["provider"]: precision.measure_neighbours(c)
+        for c in precision.neighbours([8], [32], "cpu") if c["dtype"] == "fp32"
+    }  # fmt: skip
+    found = {name: [one[f"changed_by_{w}"] > 0 for w in ("size", "place", "values")]
+             for name, one in figures.items()}  # fmt: skip
+    assert found["size"] == [True, False, False] and found["place"] == [False, True, False]
+    assert found["values"] == [True, False, True] and found["none"] == [False] * 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_split_product_errs_less_than_fp32_s_and_tf32_more():
+    errors = {
+        (c["provider"], c["precision"]): precision.measure_linear(c)["relative_error"]
+        for c in precision.linears([4096], 1024, "cuda") if c["distribution"] == "normal"
+    }  # fmt: skip
+    assert errors["linear", "highest"] < errors["eager", "highest"] < errors["eager", "high"]
+
+
+def test_derived_columns_name_products_and_what_ran_under_autocast():
+    rows = precision.derive(pd.DataFrame([
+        {"experiment": "flags", "provider": 'precision "high"', "dtype": "fp32", "m": 64, "n": 32,
+         "k": 16},
+        {"experiment": "tensor_core", "provider": "promoted", "dtype": "fp16", "k": 16},
+        {"experiment": "autocast", "provider": "linear", "dtype": "bf16"},
+    ]))  # fmt: skip
+    assert rows["torch_setting"].iloc[0] == 'fp32, "high"'
+    assert rows["product_shape"].iloc[0] == "64·32·16"
+    assert rows["adds"].iloc[1] == "promoted" and rows["operation"].iloc[2] == "linear"
+    assert rows[list(NEW)].notna().sum().tolist() == [1] * 4

@@ -15,11 +15,13 @@ import pytest
 from fusedlib.bench import machine as machines
 from measure import study
 from measure.recording import paths, provenance, results
+from measure.recording.jsonl import read_objects
 from played_clock import PlayedClock
 from press import record, replay
 from press.analysis import NoRowsError
 from press.record import STUDY_S, Unit
 from press.running.config import Config, ConfigError, Study
+from study import run as topics
 from visitor import search_path
 
 CARD = "NVIDIA H100 80GB HBM3"
@@ -325,19 +327,20 @@ def test_what_is_carried_says_commit_files_and_plan(tmp_path, monkeypatch):
 # --- a study's part, in a process of its own -----------------------------------------------------
 
 
-def test_the_process_of_a_study_measures_the_listed_cases_until_the_time_is_over(
+def test_the_process_of_a_topic_measures_the_listed_races_until_the_time_is_over(
     tmp_path, monkeypatch
 ):
-    cases = study.full_cases("12_precision")
-    chosen = [name for name, case in cases.items() if case["experiment"] == "stagnation"][:2]
+    races = topics.races("precision", "full", device="cuda")
+    stops = [race for race, cases in races.items() if cases[0]["experiment"] == "stagnation"][:2]
     listed = tmp_path / "cases.txt"
-    listed.write_text("\n".join(chosen))
+    listed.write_text("\n".join(stops))
     monkeypatch.setenv(results.RECORDING, "day")
     monkeypatch.setenv("PYTHONPATH", search_path())
-    path = tmp_path / "rows" / "card" / "day" / "12_precision.jsonl"
-    assert record.measure("12_precision", listed, 1.0) is False
+    path = tmp_path / "rows" / "card" / "precision.jsonl"
+    assert record.measure("precision", listed, 1.0) is False
     assert not path.exists(), "the time was over"
-    assert record.measure("12_precision", listed, time.time() + 600) is False
-    assert [row["case"] for row in results.read_rows(path)] == chosen
-    assert results.Recording.read(path.parent).profile == "full"
-    assert record.measure("02_precison", listed, time.time() + 600) is True
+    assert record.measure("precision", listed, time.time() + 600) is False
+    assert [row["race"] for row in read_objects(path)] == stops
+    known = read_objects(tmp_path / "rows" / "recordings.jsonl")
+    assert [(line["set"], line["profile"]) for line in known] == [("day", "full")]
+    assert record.measure("precison", listed, time.time() + 600) is True

@@ -271,11 +271,35 @@ def apart_in_one_of_two(measured: Rows) -> bool:
     return (len(recordings), (recordings["max"] >= 1.6 * recordings["min"]).sum()) == (2, 1)
 
 
+def products_of_torch(measured: Rows) -> pd.Series:
+    """Errors of torch's products by device, dtype and setting."""
+    by = ["device", "dtype", "precision"]
+    return of(measured, experiment="torch_matmul").groupby(by)["relative_error"].median()
+
+
+def high_errs_less_than_bf16(measured: Rows) -> bool:
+    error = products_of_torch(measured)["cuda"]
+    bf16 = error["bf16", "highest"]
+    return bool(4 < bf16 / error["fp32", "high"] < 8 and 1e-3 < bf16 < 2e-3)
+
+
+def high_is_tf32_on_a_card_alone(measured: Rows) -> bool:
+    error = products_of_torch(measured)
+    card, host = error["cuda", "fp32"], error["cpu", "fp32"]
+    on_card = card["medium"] == card["high"] > 100 * card["highest"]
+    return bool(on_card and host["medium"] > 1000 * host["high"] == 1000 * host["highest"])
+
+
+OF = {config.FRAME: "kernels", "05_precision": "precision"}
+"""Whose rows a notebook speaks of that is not called like its topic."""
 BOTH = ["nvidia-h200", "nvidia-h100"]
 SAID = [
     ("memory", "With at least twice as many tokens as the hidden size fusedlib holds less than "
      "Liger, with as many it holds more, and with a quarter or fewer nearly the same",
      BOTH, memory_by_tokens),
+    ("precision", "because its error is smaller than bf16's", BOTH, high_errs_less_than_bf16),
+    ("05_precision", "On a card high and medium round factors to TF32; a CPU takes no notice of "
+     "high, and rounds to bf16 at medium", BOTH, high_is_tf32_on_a_card_alone),
     ("attention", "grows fourfold whenever the context doubles, that of fused attention "
      "twofold", BOTH, attention_memory),
     ("attention", "holds more in half precision than plain attention does",
@@ -335,7 +359,7 @@ def test_a_comparison_in_words_is_what_the_rows_say(rows, study, words, machines
     text = " ".join("".join(one["source"]) for one in cells).replace('"', "")
     assert " ".join(words.split()) in " ".join(text.split()), "the sentence is another now"
     for machine in machines:
-        of = "kernels" if study == config.FRAME else study.removesuffix(config.DETAILS)
+        of = OF.get(study, study.removesuffix(config.DETAILS))
         measured = rows(of, machine)
         assert holds(measured), machine
         assert not holds(measured.assign(**worse(measured))), "the check cannot fail"
@@ -343,7 +367,7 @@ def test_a_comparison_in_words_is_what_the_rows_say(rows, study, words, machines
 
 def worse(measured: Rows) -> dict[str, pd.Series]:
     """Figures in another order: what is said of them is no longer so."""
-    figures = ("peak_mib", "median_ms", "power_w", "power_after_w", "sm_mhz")
+    figures = ("peak_mib", "median_ms", "power_w", "power_after_w", "sm_mhz", "relative_error")
     figures = [name for name in figures if name in measured]
     turned = {name: measured[name].iloc[::-1].to_numpy() for name in figures}
     if "samples_ms" in measured:

@@ -11,7 +11,7 @@ import torch
 from ahead import faults, kernels_ahead
 from fusedlib.bench.attempt import Unavailable
 from interpreter import passed_in_the_interpreter
-from measure import formats, precision, tensor_core
+from study import precision, sums, tensor_core
 
 
 def test_probe_vs_float64_in_the_interpreter():
@@ -78,7 +78,7 @@ def test_aligned_model_vs_fractions(together: int, extra: int):
     generator = np.random.default_rng(0)
     raw = generator.standard_normal((2, 3, 64)) * 2.0 ** generator.integers(-6, 6, (2, 3, 64))
     raw[0, 0, :3] = 0.0
-    left, right = formats.round_to(raw.astype(np.float32), "fp16")
+    left, right = sums.round_to(raw.astype(np.float32), "fp16")
     out = tensor_core.aligned(torch.from_numpy(left), torch.from_numpy(right.T), together, extra)
     wanted = [
         [aligned_by_fractions(x.tolist(), y.tolist(), together, extra) for y in right] for x in left
@@ -126,7 +126,7 @@ def test_without_a_gpu_the_cases_are_unavailable():
     case = precision.tensor_cores(16)[0]
     assert case["device"] == "cuda"
     with pytest.raises(Unavailable, match="needs a CUDA GPU with tensor cores"):
-        tensor_core.measure_tensor_core(case)
+        tensor_core.measure(case)
 
 
 @pytest.mark.gpu
@@ -134,7 +134,7 @@ def test_without_a_gpu_the_cases_are_unavailable():
 @pytest.mark.parametrize("dtype", list(tensor_core.DTYPES))
 def test_promotion_beats_the_tensor_core_whose_bits_the_model_gives(dtype: str):
     figures = {
-        c["provider"]: tensor_core.measure_tensor_core(c)
+        c["provider"]: tensor_core.measure(c)
         for c in precision.tensor_cores(16384)
         if (c["k"], c["distribution"], c["dtype"]) == (16384, "uniform", dtype)
     }

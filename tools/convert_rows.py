@@ -35,8 +35,14 @@ FIELDS = {
         ("errors", "peak", "time"),
         ("experiment", *MLP, "precision", "direction", "weight_gradients", "launch", "device"),
     ),
+    "precision": dict.fromkeys(
+        ("autocast", "autocast_model", "dots", "four_sums", "growth", "stagnation", "tensor_core",
+         "torch_matmul", "torch_sum"),
+        ("experiment", "direction", "distribution", "dtype", "n_terms", "method", "term_text", "k",
+         "accumulator", "m", "n", "precision", "reduced_reduction", "seed", "seeds", "device"),
+    ),
 }  # fmt: skip
-OLD = {"kernels": "03_kernels", "anatomy": "02_anatomy"}
+OLD = {"kernels": "03_kernels", "anatomy": "02_anatomy", "precision": "12_precision"}
 
 
 def kernels(row: dict[str, Any]) -> dict[str, Any]:

@@ -352,7 +352,7 @@ def liger_mlp(inputs: Inputs) -> Workload:
 )  # fmt: skip
 def triton_tf32x3(inputs: Inputs) -> Workload:
     """PyTorch's lines, each product one Triton kernel, tl.dot with input_precision="tf32x3"."""
-    from measure.tf32x3_kernel import Linear
+    from study.tf32x3_kernel import Linear
 
     leaves = inputs.leaves()
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fusedlib.bench.attempt import Unavailable
-from measure.accumulate_kernel import accumulate_fwd
-from measure.tf32x3_kernel import Linear
+from study.accumulate_kernel import accumulate_fwd
+from study.tf32x3_kernel import Linear
 
 
 @pytest.mark.parametrize("promote", [False, True])

@@ -12,7 +12,9 @@ sum over K on a CUDA GPU:
 and two models, computed on the CPU, of an accumulator that takes several products at once: one that
 rounds their exact sum to fp32, and `aligned`, which cuts every summand off. Models of that kind:
 Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Comput. Sci.
-7:e330, 2021.
+7:e330, 2021 (V100, T4, A100); Xie, Wang, Yang and Yang, "MMA-Sim: Bit-Accurate Reference Model of
+Tensor Cores and Matrix Cores", arXiv 2511.10909, 2025, and Khattak and Mikaitis, "Accurate Models
+of NVIDIA Tensor Cores", arXiv 2512.07004, 2025, both with Hopper's.
 """
 
 from functools import lru_cache
@@ -22,10 +24,10 @@ import torch
 from torch import Tensor
 
 from fusedlib.bench.attempt import Unavailable
-from measure import accumulation, formats
-from measure.accumulation import Figures
+from fusedlib.bench.turns import Figures
 from measure.racing import settings
 from measure.racing.cases import Case
+from study import sums
 
 SIZE = 128  # C is [SIZE, SIZE]: 16384 samples of the error
 MODEL_SIZE = 32
@@ -41,8 +43,8 @@ def operands(
     distribution: str, dtype: str, k: int, size: int, device: str
 ) -> tuple[Tensor, Tensor]:
     """A [size, k] and B [k, size] with values of the format, the same on every machine."""
-    raw = accumulation.draw(distribution, 2 * size * k, 1)[:, 0].copy()
-    values = torch.from_numpy(formats.round_to(raw, dtype)).to(DTYPES[dtype])
+    raw = sums.draw(distribution, 2 * size * k, 1)[:, 0].copy()
+    values = torch.from_numpy(sums.round_to(raw, dtype)).to(DTYPES[dtype])
     left, right = values[: size * k].view(size, k), values[size * k :].view(k, size)
     return left.to(device), right.to(device)
 
@@ -81,11 +83,17 @@ def aligned(left: Tensor, right: Tensor, together: int, extra_bits: int = EXTRA_
         largest = (above[:, part, None] + beside[part]).max(axis=1)
         last = np.ldexp(1.0, np.maximum(largest, _exponents(acc)) - 23 - extra_bits)
         units = np.trunc(products / last[:, None]).sum(axis=1) + np.trunc(acc / last)
-        acc = formats.truncate_to_fp32(units * last)
+        acc = truncate_to_fp32(units * last)
     return torch.from_numpy(acc)
 
 
 MODELS = {"model: round to fp32": rounded, "model: align and chop": aligned}
+
+
+def truncate_to_fp32(values: np.ndarray) -> np.ndarray:
+    """Chop float64 values of fp32's normal range to its 24 bits, toward zero; float64 again."""
+    bits = values.view(np.uint64) & np.uint64(0xFFFFFFFFFFFFFFFF ^ ((1 << 29) - 1))
+    return bits.view(np.float64)
 
 
 def _exponents(values: np.ndarray) -> np.ndarray:
@@ -102,7 +110,7 @@ def corner(distribution: str, dtype: str, k: int, device: str) -> Tensor:
 
 def product(way: str, left: Tensor, right: Tensor) -> Tensor:
     """The product by one way on a CUDA device, fp32 [m, n]."""
-    from measure.accumulate_kernel import accumulate_fwd
+    from study.accumulate_kernel import accumulate_fwd
 
     if way == "IEEE fp32":
         return accumulate_fwd(left.float(), right.float(), promote=False, precision="ieee")
@@ -125,16 +133,21 @@ def errors(out: Tensor, ref: Tensor) -> Figures:
     }
 
 
-def measure_tensor_core(case: Case) -> Figures:
+def available(case: Case) -> None:
+    """Raise `Unavailable` for what cannot run here."""
+    if case["device"] == "cuda" and not has_tensor_cores():
+        raise Unavailable("needs a CUDA GPU with tensor cores")
+
+
+def measure(case: Case) -> Figures:
     """One way of accumulating, with the share of elements that are the model's bit for bit; or one
     model.
 
     Raises:
         Unavailable: there is no GPU with tensor cores.
     """
+    available(case)
     way, device = case["provider"], case["device"]
-    if device == "cuda" and not has_tensor_cores():
-        raise Unavailable("needs a CUDA GPU with tensor cores")
     distribution, dtype, k = case["distribution"], case["dtype"], case["k"]
     size = MODEL_SIZE if way in MODELS else SIZE
     left, right = operands(distribution, dtype, k, size, device)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusedlib.bench.attempt import Wrong
-from measure import accumulation, formats, precision
+from study import precision, sums, tensor_core
 
 PUBLISHED = {
     "fp32": "10.0001",
@@ -17,7 +17,7 @@ PUBLISHED = {
     "fp16 into fp32": "10.0021",
     "fp16 upcast, then added": "10.0021",
 }
-ALL = list(formats.FORMATS)
+ALL = list(sums.FORMATS)
 
 
 def exact_rounding(value: float, precision: int) -> Fraction:
@@ -40,7 +40,7 @@ def loop_sum(terms: np.ndarray, dtype: str) -> float:
     """One addition after another, each rounded exactly; fp32-held terms of the format."""
     total = Fraction(0)
     for term in terms:
-        total = formats.nearest(total + Fraction(float(term)), dtype)
+        total = sums.nearest(total + Fraction(float(term)), dtype)
     return float(total)
 
 
@@ -58,13 +58,13 @@ def loop_sum(terms: np.ndarray, dtype: str) -> float:
     ],
 )
 def test_tf32_rounding_of_known_values(value: float, expected: float):
-    assert formats.round_to(np.array([value], np.float32), "tf32")[0] == expected
+    assert sums.round_to(np.array([value], np.float32), "tf32")[0] == expected
 
 
 def test_rounding_keeps_nan_and_overflows_to_infinity():
     largest = np.array([np.finfo(np.float32).max, np.nan], np.float32)
     for dtype in ("tf32", "bf16", "fp16"):
-        rounded = formats.round_to(largest, dtype)
+        rounded = sums.round_to(largest, dtype)
         assert np.isinf(rounded[0])
         assert np.isnan(rounded[1])
 
@@ -73,15 +73,15 @@ def test_rounding_keeps_nan_and_overflows_to_infinity():
 @given(st.floats(2.0**-60, 2.0**60, width=32), st.booleans(), st.sampled_from(["tf32", "bf16"]))
 def test_emulated_rounding_vs_exact_fractions(value: float, negative: bool, dtype: str):
     x = -value if negative else value
-    got = formats.round_to(np.array([x], np.float32), dtype)[0]
-    assert Fraction(float(got)) == exact_rounding(x, formats.get(dtype).precision)
+    got = sums.round_to(np.array([x], np.float32), dtype)[0]
+    assert Fraction(float(got)) == exact_rounding(x, sums.format_of(dtype).precision)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.floats(-6e4, 6e4, width=32))
 def test_fp16_rounding_vs_exact_fractions_with_subnormals(value: float):
-    got = formats.round_to(np.array([value], np.float32), "fp16")[0]
-    assert Fraction(float(got)) == formats.nearest(value, "fp16")
+    got = sums.round_to(np.array([value], np.float32), "fp16")[0]
+    assert Fraction(float(got)) == sums.nearest(value, "fp16")
 
 
 @settings(max_examples=200, deadline=None)
@@ -89,58 +89,57 @@ def test_fp16_rounding_vs_exact_fractions_with_subnormals(value: float):
 def test_nearest_vs_exact_fractions(value: float, dtype: str):
     if dtype == "fp16":
         value = max(value, 2.0**-14)
-    assert formats.nearest(value, dtype) == exact_rounding(value, formats.get(dtype).precision)
+    assert sums.nearest(value, dtype) == exact_rounding(value, sums.format_of(dtype).precision)
 
 
 def test_truncation_cuts_rounding_does_not():
-    assert formats.round_to(np.float32([1 + 3 * 2**-12]), "tf32")[0] == 1 + 2**-10
-    chopped = formats.truncate_to_fp32(np.array([1 + 2**-23 + 2**-24 + 2**-30, -1 - 2**-24]))
+    assert sums.round_to(np.float32([1 + 3 * 2**-12]), "tf32")[0] == 1 + 2**-10
+    chopped = tensor_core.truncate_to_fp32(np.array([1 + 2**-23 + 2**-24 + 2**-30, -1 - 2**-24]))
     assert chopped.tolist() == [1 + 2**-23, -1.0]
 
 
 def test_exact_sums_survive_cancellation():
-    assert accumulation.exact_sums(np.array([[1.0], [1e100], [1.0], [-1e100]])) == [2.0]
+    assert sums.exact_sums(np.array([[1.0], [1e100], [1.0], [-1e100]])) == [2.0]
 
 
 @pytest.mark.parametrize("dtype", ALL)
-@pytest.mark.parametrize("distribution", accumulation.DISTRIBUTIONS)
+@pytest.mark.parametrize("distribution", sums.DISTRIBUTIONS)
 def test_sequential_sum_vs_exact_loop(dtype: str, distribution: str, monkeypatch):
-    monkeypatch.setattr(accumulation, "BLOCK", 400)  # which stagnation ends early, in bf16
-    terms = accumulation.rounded_terms(distribution, 1500, 2, dtype)
-    got = accumulation.sequential(terms, dtype)
+    monkeypatch.setattr(sums, "BLOCK", 400)  # which stagnation ends early, in bf16
+    terms = sums.rounded_terms(distribution, 1500, 2, dtype)
+    got = sums.sequential(terms, dtype)
     assert [float(v) for v in got] == [loop_sum(column, dtype) for column in terms.T]
 
 
 @pytest.mark.parametrize("dtype", ALL)
 def test_pairwise_and_kahan_beat_sequential(dtype: str):
-    terms = accumulation.rounded_terms("uniform", 3000, 3, dtype)
-    exact = accumulation.exact_sums(terms.astype(np.float64))
+    terms = sums.rounded_terms("uniform", 3000, 3, dtype)
+    exact = sums.exact_sums(terms.astype(np.float64))
     errors = {
-        name: np.abs(method(terms, dtype) - exact).max()
-        for name, method in accumulation.SUMS.items()
+        name: np.abs(method(terms, dtype) - exact).max() for name, method in sums.SUMS.items()
     }
     assert errors["kahan"] < errors["sequential"] / 4
     assert errors["pairwise"] < errors["sequential"]
-    u = formats.get(dtype).unit_roundoff
+    u = sums.format_of(dtype).unit_roundoff
     assert errors["kahan"] <= 2.5 * u * exact.max()
     assert errors["sequential"] > 2.5 * u * exact.max()
 
 
 @pytest.mark.parametrize("name", list(PUBLISHED))
 def test_published_sum_is_reproduced_to_every_digit(name: str):
-    total = accumulation.four_sum(name, 1000)
+    total = precision.four_sum(name, 1000)
     assert f"{total.item():.4f}" == PUBLISHED[name]
     assert PUBLISHED[name] in str(total)
 
 
 @pytest.mark.parametrize("case", precision.four_sums(["cpu"]), ids=lambda c: c["provider"])
-def test_representation_and_accumulation_make_up_the_error(case: accumulation.Case):
+def test_representation_and_accumulation_make_up_the_error(case: dict):
     name = case["provider"]
-    value = accumulation.four_sum(name, 1000).item()
-    term = formats.nearest(Fraction(1, 100), accumulation.FOUR_SUMS[name].term)
-    representation, accumulated = accumulation.split_error(value, term, 1000)
+    value = precision.four_sum(name, 1000).item()
+    term = sums.nearest(Fraction(1, 100), precision.FOUR_SUMS[name][1])
+    representation, accumulated = precision.split_error(value, term, 1000)
     assert representation + accumulated == Fraction(value) - 10
-    figures = accumulation.measure_four_sum(case)
+    figures = precision.measure_four_sum(case)
     assert figures["representation_error"] == float(representation)
     assert figures["accumulation_error"] == float(accumulated)
 
@@ -149,8 +148,8 @@ def test_representation_and_accumulation_make_up_the_error(case: accumulation.Ca
 @pytest.mark.parametrize("text", ["0.01", "1"])
 def test_a_sum_stops_where_the_formula_says(dtype: str, text: str):
     case = {"dtype": dtype, "term_text": text}
-    figures = accumulation.measure_stagnation(case)
-    term = float(formats.nearest(Fraction(text), dtype))
+    figures = precision.measure_stagnation(case)
+    term = float(sums.nearest(Fraction(text), dtype))
     terms = np.full(figures["additions"] + 5, term)
     assert figures["value"] == figures["predicted_value"] == loop_sum(terms, dtype)
     assert loop_sum(terms[: figures["additions"] - 1], dtype) < figures["value"]
@@ -163,7 +162,7 @@ def test_growth_measures_what_its_case_says():
         if (c["provider"], c["distribution"]) == ("sequential bf16", "uniform")
     )
     assert (case["method"], case["n_terms"]) == ("sequential", 1000)
-    figures = accumulation.measure_growth(case)
+    figures = precision.measure_growth(case)
     low, mid, high = (figures[f"relative_error{e}"] for e in ("_low", "", "_high"))
     assert 0 < low <= mid <= high <= 1
     assert figures["value"] < figures["exact"]  # a stagnating sum of positive terms is too small
@@ -173,7 +172,7 @@ def test_growth_measures_what_its_case_says():
 def test_a_sum_beyond_fp16_is_an_overflow_not_an_error_figure(method: str):
     case = {"dtype": "fp16", "distribution": "uniform", "n_terms": 150_000, "seeds": 1}
     with pytest.raises(Wrong, match="overflow"):
-        accumulation.measure_growth(case | {"method": method})
+        precision.measure_growth(case | {"method": method})
 
 
 # --- dot products --------------------------------------------------------------------------------
@@ -183,8 +182,8 @@ def loop_dot(left: np.ndarray, right: np.ndarray, accumulator: str) -> float:
     """Products and sums rounded exactly to the accumulator's format, one after another."""
     total = Fraction(0)
     for x, y in zip(left, right, strict=True):
-        product = formats.nearest(Fraction(float(x)) * Fraction(float(y)), accumulator)
-        total = formats.nearest(total + product, accumulator)
+        product = sums.nearest(Fraction(float(x)) * Fraction(float(y)), accumulator)
+        total = sums.nearest(total + product, accumulator)
     return float(total)
 
 
@@ -192,15 +191,15 @@ def loop_dot(left: np.ndarray, right: np.ndarray, accumulator: str) -> float:
 @pytest.mark.parametrize("wide", [True, False])
 def test_dot_vs_exact_loop(dtype: str, wide: bool):
     accumulator = "fp32" if wide else dtype
-    left, right = (formats.round_to(v, dtype) for v in accumulation.operands("normal", 300, 2))
-    got = accumulation.dot(left, right, accumulator)
+    left, right = (sums.round_to(v, dtype) for v in sums.operands("normal", 300, 2))
+    got = sums.dot(left, right, accumulator)
     wanted = [loop_dot(a, b, accumulator) for a, b in zip(left.T, right.T, strict=True)]
     assert [float(v) for v in got] == wanted
 
 
 def test_wide_accumulator_wins_and_errors_are_told_apart():
     figures = {
-        c["accumulator"]: accumulation.measure_dot(c)
+        c["accumulator"]: precision.measure_dot(c)
         for c in precision.dots(1024, 5)
         if (c["k"], c["distribution"], c["dtype"]) == (1024, "uniform", "bf16")
     }
