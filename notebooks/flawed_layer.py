@@ -1,4 +1,4 @@
-"""WRONG ON PURPOSE: the published kernel as a layer of a network, for study 13 and nothing else.
+"""WRONG ON PURPOSE: the published kernel as a layer of a network, for topic `mnist` alone.
 
 Tile n of h takes block n of x and of the first rows of W (see `flawed_swiglu.py`), so that h
 (n, width) reads the first `width` columns of x and of the weights and nothing else; gate and up
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flawed_swiglu import BLOCK, INTERPRETED, Variant, _Emulated, _Kernels
 from measure.racing.rivals import rival
-from measure.training.network import TASK, WRONG, Layer
+from study.mnist_network import TASK, WRONG, Layer
 
 KERNEL = Variant()
 EMULATED = Variant(emulated=True)

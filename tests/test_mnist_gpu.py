@@ -1,4 +1,4 @@
-"""Training on a GPU: a CUDA graph's steps are the plain ones, and every arm is right."""
+"""Training on a GPU: a CUDA graph's steps are the plain ones, and every provider is right."""
 
 import pytest
 import torch
@@ -6,41 +6,43 @@ import torch
 from digits import drawn
 from fusedlib.bench.attempt import Unavailable
 from measure.racing import rivals
-from measure.training import batches, mnist, network, study, trainer
+from study import digits, mnist, mnist_network
 
 pytestmark = pytest.mark.gpu
-SETTING = study.setting(256, 64, 128, "cuda")
-RUN = {"seed": 0, "epochs": 2, "source": "device", "launch": "graph", "network": "swiglu only"}
+TASK = mnist_network.TASK
+RIGHT = [name for name in rivals.names(TASK) if name not in rivals.names(TASK, "wrong")]
+SETTING = {"train_images": 256, "test_images": 64, "width": 128, "device": "cuda", "batch_size": 64}
+RUN = {"seed": 0, "epochs": 2, "data_source": "device", "launch": "graph", "network": "swiglu only"}
 
 
 @pytest.fixture(autouse=True)
 def data(monkeypatch):
-    monkeypatch.setattr(mnist, "load", lambda: drawn(256, 64))
-    study.prepared.cache_clear(), study.checked.cache_clear()
+    monkeypatch.setattr(digits, "load", lambda: drawn(256, 64))
+    mnist.prepared.cache_clear(), mnist.checked.cache_clear()
 
 
-@pytest.mark.parametrize("precision", network.PRECISIONS)
-@pytest.mark.parametrize("arm", rivals.names(network.TASK))
-def test_the_layer_is_right(arm, precision):
-    [case] = study.cases("run", [f"{arm} {precision}"], SETTING, **RUN)
+@pytest.mark.parametrize("precision", mnist_network.PRECISIONS)
+@pytest.mark.parametrize("name", RIGHT)
+def test_the_layer_is_right(name, precision):
+    [case] = mnist.of("run", [f"{name} {precision}"], SETTING, **RUN)
     try:
-        study.available(case)
+        mnist.available(case)
     except Unavailable as error:
         pytest.skip(str(error))
-    with network.settings(precision):
-        assert "wrong" not in study.checked(arm, precision, 784, 192, 64, "cuda")
+    with mnist_network.settings(precision):
+        assert "wrong" not in mnist.checked(name, precision, 784, 192, 64, "cuda")
 
 
-@pytest.mark.parametrize(("arm", "precision"), [("eager", "fp32"), ("fused", "bf16")])
-def test_an_epoch_in_a_graph_gives_the_losses_and_weights_of_plain_steps(arm, precision):
-    made = batches.prepare(drawn(64 * 5 + 32, 64), 64 * 5 + 32, 64, "cuda")
-    with network.settings(precision):
+@pytest.mark.parametrize(("name", "precision"), [("eager", "fp32"), ("fused", "bf16")])
+def test_an_epoch_in_a_graph_gives_the_losses_and_weights_of_plain_steps(name, precision):
+    made = digits.prepare(drawn(64 * 5 + 32, 64), 64 * 5 + 32, 64, "cuda")
+    with mnist_network.settings(precision):
         runs = []
         for graph in (False, True):
-            one = trainer.Trainer(arm, precision, "convolutions", 128, 3, "cuda")
+            one = mnist_network.Trainer(name, precision, "convolutions", 128, 3, "cuda")
             losses = []
             for epoch in range(2):  # the second begins with state and another learning rate
-                shown = batches.on_device(made.train, batches.order(len(made.train), 3, epoch), 64)
+                shown = digits.on_device(made.train, digits.order(len(made.train), 3, epoch), 64)
                 losses.append(one.train(shown, 2, graph=graph)[0])
             runs.append((torch.cat(losses), one.model.state_dict()))
     (plain, weights), (graphed, others) = runs
@@ -49,16 +51,16 @@ def test_an_epoch_in_a_graph_gives_the_losses_and_weights_of_plain_steps(arm, pr
 
 
 def test_a_run_by_graph_is_measured_like_any_other():
-    [case] = study.cases("run", ["eager fp32"], SETTING, **RUN)
-    figures = study.measure(case)
+    [case] = mnist.of("run", ["eager fp32"], SETTING, **RUN)
+    figures = mnist.figures(case)
     assert len(figures["losses"]) == 8 and figures["losses"][-1] < figures["losses"][0]
 
 
 def test_turns_of_a_graph_tell_of_data_and_replay():
-    fields = {"source": "device", "launch": "graph", "rounds": 2, "steps": 3}
-    [case] = study.cases("pace", ["eager fp32"], SETTING, **fields)
-    with network.settings("fp32"):
-        turn = study.turn(case)
+    fields = {"data_source": "device", "launch": "graph", "rounds": 2, "steps": 3}
+    [case] = mnist.of("pace", ["eager fp32"], SETTING, **fields)
+    with mnist_network.settings("fp32"):
+        turn = mnist.turn(case)
         turn.prepare(1)
         times = turn.run()
     assert set(times) == {"data", "replay", "total"}

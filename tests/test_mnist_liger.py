@@ -1,11 +1,11 @@
-"""Study 13's Liger arm where there is no GPU: trained in Triton's interpreter, refused to users."""
+"""Liger's layer of MNIST where there is no GPU: trained in the interpreter, refused to users."""
 
 import pytest
 
 from fusedlib.bench.attempt import Unavailable
 from interpreter import passed_in_the_interpreter
 from measure.racing import rivals
-from measure.training.network import TASK
+from study.mnist_network import TASK
 
 pytest.importorskip("liger_kernel")
 

@@ -290,8 +290,33 @@ def high_is_tf32_on_a_card_alone(measured: Rows) -> bool:
     return bool(on_card and host["medium"] > 1000 * host["high"] == 1000 * host["highest"])
 
 
-OF = {config.FRAME: "kernels", "05_precision": "precision"}
+OF = {config.FRAME: "kernels", "05_precision": "precision", "09_learn": "mnist"}
 """Whose rows a notebook speaks of that is not called like its topic."""
+
+
+def trained(measured: Rows) -> Rows:
+    return of(measured, experiment="run", epochs=4, train_images=60_000, precision="fp32")
+
+
+def gates_that_train_move_by_a_third(measured: Rows) -> bool:
+    """In their first epoch, of both networks; frozen ones not at all."""
+    runs = trained(measured)
+    first = runs["epoch_gate_change"].map(
+        lambda epochs: epochs[0] if isinstance(epochs, list) else 0.0
+    )
+    frozen = runs["provider"] == "frozen"
+    return bool((first[~frozen] > 1 / 3).all() and (first[frozen] == 0).all() and frozen.any())
+
+
+def seeds_move_the_loss_ten_times_as_far(measured: Rows) -> bool:
+    """The last epoch's, after convolutions: as far as implementations at one seed, in fp32."""
+    runs = of(trained(measured), network="convolutions")
+    runs = runs[runs["provider"] != "frozen"]
+    loss = runs.pivot_table("late_loss", "seed", "provider", "last")
+    span = loss.max().max() - loss.min().min()
+    return loss.shape == (5, 4) and (loss.max(axis=1) - loss.min(axis=1)).max() < span / 10
+
+
 BOTH = ["nvidia-h200", "nvidia-h100"]
 SAID = [
     ("memory", "With at least twice as many tokens as the hidden size fusedlib holds less than "
@@ -350,6 +375,10 @@ SAID = [
      ["nvidia-h100"], liger_behind_compiled_families),
     ("05_warmup", "In one of two recordings of the H100 the sizes differ by more than the claim "
      "below allows", ["nvidia-h100"], apart_in_one_of_two),
+    ("09_learn", "Trained ones move by more than a third of their length in the first epoch",
+     BOTH, gates_that_train_move_by_a_third),
+    ("09_learn", "marks of one seed lie within a tenth of what the seeds span",
+     ["nvidia-h200"], seeds_move_the_loss_ten_times_as_far),
 ]  # fmt: skip
 
 
@@ -367,7 +396,8 @@ def test_a_comparison_in_words_is_what_the_rows_say(rows, study, words, machines
 
 def worse(measured: Rows) -> dict[str, pd.Series]:
     """Figures in another order: what is said of them is no longer so."""
-    figures = ("peak_mib", "median_ms", "power_w", "power_after_w", "sm_mhz", "relative_error")
+    figures = ("peak_mib", "median_ms", "power_w", "power_after_w", "sm_mhz", "relative_error",
+               "late_loss", "epoch_gate_change")  # fmt: skip
     figures = [name for name in figures if name in measured]
     turned = {name: measured[name].iloc[::-1].to_numpy() for name in figures}
     if "samples_ms" in measured:

@@ -21,7 +21,7 @@ from study.rows import load, ratio
 REGISTERING = (
     "study.mlp", "study.causal", "measure.compilers.arms", "measure.end_to_end.races",
     "measure.llama.arms", "measure.llama.exact", "measure.llama.operations",
-    "measure.training.network",
+    "study.mnist",
 )  # fmt: skip
 HOMES = ("measure.", "study.")
 FIELDS = {"machine": "H200", "direction": "forward", "status": "ok", "profile": "full"}

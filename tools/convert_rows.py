@@ -23,6 +23,7 @@ RESULTS = ROOT / "report" / "results"
 HEAD = ("race", "provider", "recording", "session", "measured_at", "took_s", "status", "reason")
 MLP = ("tokens", "hidden_size", "intermediate_size", "dtype")
 PROBLEM = ("experiment", "group", *MLP, "precision", "direction", "weight_gradients", "launch")
+IMAGES = ("train_images", "test_images", "width", "device", "batch_size")
 FIELDS = {
     "kernels": {
         "swiglu": (*PROBLEM, "device"),
@@ -41,8 +42,22 @@ FIELDS = {
         ("experiment", "direction", "distribution", "dtype", "n_terms", "method", "term_text", "k",
          "accumulator", "m", "n", "precision", "reduced_reduction", "seed", "seeds", "device"),
     ),
+    "mnist": {
+        "pace": ("experiment", "network", "data_source", "launch", "rounds", "steps", "window",
+                 *IMAGES, "precision"),
+        "repeat": ("experiment", "network", "steps", *IMAGES, "precision"),
+        "data": ("experiment", "batches", *IMAGES, "data_source"),
+        **dict.fromkeys(
+            ("run", "epoch"),
+            ("experiment", "network", "epochs", "seed", "data_source", "launch", "window",
+             *IMAGES, "precision"),
+        ),
+    },
 }  # fmt: skip
-OLD = {"kernels": "03_kernels", "anatomy": "02_anatomy", "precision": "12_precision"}
+OLD = {
+    "kernels": "03_kernels", "anatomy": "02_anatomy", "precision": "12_precision",
+    "mnist": "13_mnist",
+}  # fmt: skip
 
 
 def kernels(row: dict[str, Any]) -> dict[str, Any]:
@@ -54,6 +69,13 @@ def kernels(row: dict[str, Any]) -> dict[str, Any]:
         row["lengths_tokens"] = row.pop("tokens")
     if row["experiment"] == "swiglu":
         row["experiment"] = "race"
+    return row
+
+
+def mnist(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of study 13 by the names of the topic: `source` is elsewhere who published a number."""
+    if "source" in row:
+        row["data_source"] = row.pop("source")
     return row
 
 
@@ -79,7 +101,7 @@ def converted(topic: str, row: dict[str, Any], recorded: list[dict[str, Any]]) -
     """A row of the topic."""
     row = dict(row)
     old_id, when = row.pop("case"), row["measured_at"]
-    row = {"kernels": kernels}.get(topic, lambda row: row)(row)
+    row = {"kernels": kernels, "mnist": mnist}.get(topic, lambda row: row)(row)
     if "run" in row:
         row["old_run"] = row.pop("run")
     case = {name: row.get(name) for name in FIELDS[topic][row["experiment"]]}

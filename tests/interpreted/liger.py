@@ -1,4 +1,4 @@
-"""Study 13's Liger arm in Triton's interpreter: `tests/test_mnist_liger.py` runs this file in a
+"""Liger's layer of MNIST in Triton's interpreter: `tests/test_mnist_liger.py` runs this file in a
 process of its own, where TRITON_INTERPRET=1 is set before Triton is imported.
 
 The kernels are Liger's own, as its package has them; the interpreter is mended, not they.
@@ -12,14 +12,14 @@ from liger_kernel.ops import swiglu as kernels
 
 from fusedlib.bench.attempt import Wrong
 from measure.racing import rivals
-from measure.training.network import TASK, Layer, get
+from study.mnist_network import TASK, Layer, get
 from training_checks import check_layer, check_learning
 
 float_arguments.apply()
 
 
 def swapped(hidden, width, device):
-    """Liger's arm with gate and up exchanged."""
+    """Liger's layer with gate and up exchanged."""
     function = RIGHT.build(hidden, width, device).function
     return Layer(hidden, width, device, lambda x, gate, up: function(x, up, gate))
 

@@ -1,0 +1,465 @@
+"""Training on MNIST: does the layer learn, do runs repeat, and where an epoch's time goes.
+
+Before anybody trains or is timed, h and every gradient of the layer are held against float64. The
+published kernel is wrong and is the subject, so it is trained all the same: its row is "wrong", and
+its times are named `published_protocol_*`. A provider is named with its precision, "fused bf16".
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, lru_cache, partial
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+import flawed_layer  # noqa: F401  (registers the published kernel)
+from fusedlib import reference
+from fusedlib.bench import timing
+from fusedlib.bench.attempt import Unavailable, Wrong
+from fusedlib.bench.problem import Operands
+from fusedlib.bench.statistics import summarize
+from fusedlib.bench.turns import Checked, Figures, Turn
+from measure.racing import rivals, step_clock
+from measure.racing.cases import Case, Row, device_of, grid
+from measure.racing.operation import Operation
+from measure.racing.rivals import Workload
+from study import digits, mnist_network
+from study.digits import Batch, Data
+from study.mnist_network import (
+    BASELINE,
+    FROZEN,
+    NETWORKS,
+    PRECISIONS,
+    TASK,
+    WRONG,
+    GraphStep,
+    Layer,
+    Trainer,
+)
+from study.race import each, timed
+from study.run import sized
+
+QUICK: dict[str, Any] = {
+    "device": "auto",  # cuda, cpu, or auto for the best there is
+    "whole": ["eager fp32", "frozen fp32", "published-kernel fp32"],  # trained for all epochs
+    "once": ["liger fp32"],  # trained for one epoch
+    "alone": ["eager fp32", "frozen fp32", "published-kernel fp32"],  # without convolutions
+    "clocked": [],  # whose whole epoch is timed, data on the device
+    "fed": [],  # whose epoch and steps are timed with a DataLoader
+    "epochs": 1,  # of `whole` and `alone`
+    "seeds": 1,  # of weights, order of images and dropout
+    "train_images": 320,  # the first so many of 60,000
+    "alone_images": 3200,  # the same without convolutions
+    "test_images": 200,  # the first so many of 10,000
+    "width": 128,  # of the layer after convolutions, a multiple of 64
+    "rounds": 2,  # turns in which steps are timed
+    "steps": 1,  # a turn, and in which repeated runs are compared
+}
+FULL: dict[str, Any] = QUICK | {
+    "whole": ["eager fp32", "fused bf16", "frozen fp32", "published-kernel fp32", "liger fp32",
+              "fused fp32", "eager bf16"],
+    "once": ["liger bf16", "inductor bf16"],
+    "alone": ["eager fp32", "fused bf16", "frozen fp32", "published-kernel fp32"],
+    "clocked": ["eager fp32", "liger fp32", "fused bf16", "frozen fp32", "published-kernel fp32"],
+    "fed": ["liger fp32", "frozen fp32", "published-kernel fp32"],
+    "epochs": 4, "seeds": 5, "train_images": 60_000, "alone_images": 60_000,
+    "test_images": 10_000, "width": 4096, "rounds": 7, "steps": 20,
+}  # fmt: skip
+PROFILES = {"quick": QUICK, "full": FULL}
+BATCH_SIZE = 64
+WINDOWS = 67  # an epoch's 938 steps in windows of 14; a subset has as many steps or fewer
+WARM_BATCHES = 5  # a worker makes its first batches while nobody waits for them
+WARM_STEPS = 3  # before a timed epoch: kernels are compiled and libraries set up by then
+WIDEST_ALONE = 768  # of 784 pixels, for the published kernel takes no wider layer
+
+
+def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
+    """What is measured: a step by its parts ("pace"), runs of training ("run"), a timed "epoch",
+    the first steps run again ("repeat"), and batches with nobody to train ("data").
+
+    Raises:
+        ValueError: an unknown size, provider or precision.
+    """
+    s = sized(PROFILES, profile, sizes)
+    device = device_of(s.device).replace("mps", "cpu")
+    shared = {"test_images": s.test_images, "device": device, "batch_size": BATCH_SIZE}
+    layer = {"train_images": s.train_images, "width": s.width, **shared}
+    bare = {"train_images": s.alone_images, "width": min(s.width, WIDEST_ALONE), **shared}
+    everyone = [*s.whole, *s.once]
+    turns = {"rounds": s.rounds, "steps": s.steps}
+    python, loader = {"data_source": "device", "launch": "python"}, {"data_source": "loader"}
+    listed = [
+        *of("pace", everyone, layer, **python, **turns),
+        *of("pace", s.fed, layer, **python | loader, **turns),
+        *of("pace", everyone, layer, data_source="device", launch="graph", **turns),
+        *of("epoch", s.clocked, layer, seed=0, epochs=1, **python),
+        *of("epoch", s.fed, layer, seed=0, epochs=1, **python | loader),
+        *of("repeat", everyone, layer, steps=s.steps),
+        *grid(
+            {"experiment": "data", "batches": 10 * s.steps} | layer,
+            data_source=["device", "loader"],
+        ),
+    ]
+    long = python | {"launch": "graph" if device == "cuda" else "python"}
+    for seed in range(s.seeds):
+        listed += of("run", s.whole, layer, seed=seed, epochs=s.epochs, **long)
+        listed += of("run", s.alone, bare, "swiglu only", seed=seed, epochs=s.epochs, **long)
+        listed += of("run", s.once, layer, seed=seed, epochs=1, **long)
+    return listed
+
+
+def of(
+    experiment: str, names: Iterable[str], shared: Case, network: str = "convolutions",
+    **fields: Any,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A case of each of these providers, with fields of its experiment."""
+    if "launch" in fields:  # losses are kept as means of windows of steps
+        fields["window"] = max(1, -(-shared["train_images"] // BATCH_SIZE) // WINDOWS)
+    fields = {"experiment": experiment, "network": network, **fields, **shared}
+    return grid(fields, of=map(named, names))
+
+
+def named(text: str) -> dict[str, str]:
+    """Provider and precision of a text such as "fused bf16"."""
+    name, _, precision = text.partition(" ")
+    if precision not in PRECISIONS:
+        raise ValueError(f"{text!r}: give a provider and one of {', '.join(PRECISIONS)}")
+    return {"provider": rivals.get(TASK, name).name, "precision": precision}
+
+
+# --- the layer before it trains ------------------------------------------------------------------
+
+
+def available(case: Case) -> None:
+    """Raise `Unavailable` for what cannot run here, or where MNIST is not to be had."""
+    device, precision = case["device"], case.get("precision", "fp32")
+    on_cuda = torch.device(device).type == "cuda"
+    dtype = "bfloat16" if precision == "bf16" else "float32"
+    rivals.get(TASK, case.get("provider", BASELINE)).check_available(device, dtype)
+    if precision == "tf32" and not (on_cuda and torch.cuda.get_device_capability() >= (8, 0)):
+        raise Unavailable("TF32 needs a CUDA GPU of compute capability 8.0 or later")
+    if case.get("launch") == "graph" and not on_cuda:
+        raise Unavailable("CUDA graphs need a CUDA GPU")
+    _data(case)
+
+
+@lru_cache(maxsize=1)
+def prepared(train_images: int, test_images: int, device: str) -> Data:
+    """The images on their device, kept for the next case."""
+    return digits.prepare(digits.load(), train_images, test_images, device)
+
+
+def _data(case: Case) -> Data:
+    return prepared(case["train_images"], case["test_images"], case["device"])
+
+
+@cache
+def checked(
+    name: str, precision: str, hidden: int, width: int, batch_size: int, device: str
+) -> Figures:
+    """Errors of a provider's h and gradients, and which backward ran; call it within `settings`.
+
+    x and dh are normal, weights as a layer draws them. What is asked for is what the network needs:
+    h, dx, and both weights' gradients unless they are frozen.
+
+    Raises:
+        Wrong: it errs more than `check` allows; who is wrong on purpose says it in `wrong`.
+    """
+    one, generator = rivals.get(TASK, name), torch.Generator(device=device).manual_seed(0)
+    x, dh = (
+        torch.randn(batch_size, n, generator=generator, device=device) for n in (hidden, width)
+    )
+
+    def weights_of(layer: Layer) -> dict[str, Tensor]:
+        return {f"w_{name}": weight for name, weight in layer.named_parameters()}
+
+    def under_autocast(function: Callable[..., Tensor], **operands: Tensor) -> Tensor:
+        with mnist_network.autocast(precision, device):  # which leaves float64 as it is
+            return function(**operands)
+
+    layers = []
+    for drawn in (one, rivals.get(TASK, BASELINE)):
+        torch.manual_seed(0)
+        layers.append(drawn.build(hidden, width, device))
+    layer, plain = layers
+    inputs = Operands({"x": x.requires_grad_(), **weights_of(plain)}, dh)
+    truth = Operation(TASK, inputs, partial(under_autocast, reference.swiglu), "h")
+    truth.dtype = PRECISIONS[precision]
+    work = Workload(partial(under_autocast, layer, x=x), {"x": x, **weights_of(layer)})
+    output = work.forward()  # kept: without it the node that made it is gone
+    backward = output.grad_fn.name() if output.grad_fn else "none"
+    figures = {**one.facts(), "layer_backward": backward}
+    required = [n for n in truth.drawn.true if not (FROZEN in one.traits and n.startswith("d_w"))]
+    try:
+        return figures | truth.figures_of(one, work, required)
+    except Wrong as refusal:
+        if WRONG not in one.traits:
+            raise Wrong(str(refusal), figures | refusal.figures) from None
+        return figures | refusal.figures | {"wrong": str(refusal)}
+
+
+def _checked(case: Case) -> Figures:
+    sizes = NETWORKS[case["network"]], case["width"], case["batch_size"], case["device"]
+    return checked(case["provider"], case["precision"], *sizes)
+
+
+# --- what is measured ----------------------------------------------------------------------------
+
+
+def measure(race: list[Case]) -> list[Row]:
+    """A row a case: times of a step's parts in turns, or what a run by itself shows."""
+    if race[0]["experiment"] != "pace":
+        return each(race, figures)
+    return timed(
+        race, Setup, warmup=1, rounds=race[0]["rounds"], bursts=False, available=available,
+        same=("network", "precision", "width", "batch_size", "train_images", "test_images",
+              "device"),
+        settings=lambda case: mnist_network.settings(case["precision"]),
+    )  # fmt: skip
+
+
+def figures(case: Case) -> Figures:
+    """Figures of a case that runs by itself."""
+    available(case)
+    if case["experiment"] == "data":
+        return wait(case)
+    with mnist_network.settings(case["precision"]):
+        found = _checked(case)
+        return found | (repeat if case["experiment"] == "repeat" else trained)(case)
+
+
+def trained(case: Case) -> Figures:
+    """Train, test after each epoch, and keep what was seen; lists hold a figure an epoch."""
+    data, one = _data(case), _trainer(case)
+    if case["experiment"] == "epoch":  # by a trainer that is then thrown away
+        chosen = digits.order(len(data.train), 0, 0)[: WARM_STEPS * BATCH_SIZE]
+        one.train(digits.on_device(data.train, chosen, BATCH_SIZE), WARM_STEPS)
+        one.test(data.test)
+        one = _trainer(case)
+    seen: list[Figures] = []
+    losses: list[float] = []
+    for number in range(case["epochs"]):
+        shown = _source(case, digits.order(len(data.train), case["seed"], number))
+        work = partial(one.train, shown, case["window"], graph=case["launch"] == "graph")
+        (step_losses, norms), train_s = _clocked(case, work)
+        (test_loss, correct), test_s = _clocked(case, partial(one.test, data.test))
+        whole = step_losses[: len(step_losses) // case["window"] * case["window"]]
+        means = whole.double().reshape(-1, case["window"]).mean(1)
+        losses += [round(float(mean), 6) for mean in means]
+        epoch = {"train_s": train_s, "test_s": test_s, "test_loss": test_loss, "correct": correct}
+        for name, change in one.change().items():
+            norm = float(norms[name].mean()) if name in norms else None
+            epoch |= {f"{name}_change": change, f"{name}_gradient_norm": norm}
+        seen.append(epoch)
+    every = list(one.model.parameters())
+    return {f"epoch_{name}": [epoch[name] for epoch in seen] for name in seen[0]} | {
+        "losses": losses,
+        "parameters": sum(p.numel() for p in every),
+        "trained_parameters": sum(p.numel() for p in every if p.grad is not None),
+        "layer_parameters": sum(p.numel() for p in one.model.layer.parameters()),
+    }
+
+
+def repeat(case: Case) -> Figures:
+    """Largest difference of the losses between two runs, and between a run and its graph's."""
+    first, again = (_losses(case, graph=False) for _ in range(2))
+    differences = {
+        "repeat_difference": float((first - again).abs().max()), "last_loss": float(first[-1])
+    }  # fmt: skip
+    if torch.device(case["device"]).type == "cuda":
+        graph = _losses(case, graph=True)
+        differences["graph_difference"] = float((first - graph).abs().max())
+    return differences
+
+
+def _losses(case: Case, *, graph: bool) -> Tensor:
+    """Losses of the first full batches of an epoch, from Python or by a CUDA graph."""
+    train = _data(case).train
+    full = min(case["steps"], len(train) // BATCH_SIZE)
+    chosen = digits.order(len(train), 0, 0)[: full * BATCH_SIZE]
+    return _trainer(case).train(digits.on_device(train, chosen, BATCH_SIZE), full, graph=graph)[0]
+
+
+def wait(case: Case) -> Figures:
+    """ms a batch with nobody to train, each sample the wait for one batch."""
+    total = case["batches"] + WARM_BATCHES
+    source = _source(case, _drawn(case, total, 0))
+    samples = []
+    for _ in range(total):
+        part = step_clock.Sections(case["device"])
+        with part.section("data"):
+            next(source)
+        samples.append(part.elapsed_ms()["data"])
+    return summarize(samples[WARM_BATCHES:])
+
+
+def _trainer(case: Case) -> Trainer:
+    """A fresh one; seed 0 where the case names none."""
+    return Trainer(
+        case["provider"], case["precision"], case["network"], case["width"], case.get("seed", 0),
+        case["device"],
+    )  # fmt: skip
+
+
+def _source(case: Case, chosen: Tensor) -> Iterator[Batch]:
+    data = _data(case)
+    if case["data_source"] == "loader":
+        return digits.loader(data, chosen, BATCH_SIZE, case["device"])
+    return digits.on_device(data.train, chosen, BATCH_SIZE)
+
+
+def _drawn(case: Case, number: int, seed: int) -> Tensor:
+    """Images of so many full batches, from as many epochs as that takes."""
+    images = len(_data(case).train)
+    epochs = range(-(-number * BATCH_SIZE // images))
+    drawn = [digits.order(images, seed, epoch) for epoch in epochs]
+    return torch.cat(drawn)[: number * BATCH_SIZE]
+
+
+def _clocked(case: Case, work: Callable[[], Any]) -> tuple[Any, float]:
+    """What the work gives, and the seconds that a user waits for it."""
+    timing.synchronize(case["device"])
+    begin = time.perf_counter()
+    result = work()
+    timing.synchronize(case["device"])
+    return result, time.perf_counter() - begin
+
+
+class Setup:
+    """The providers of one precision: each is checked once and has a trainer for each case."""
+
+    def __init__(self, case: Case) -> None:
+        self.images = _data(case)
+
+    def check(self, case: Case) -> Checked:
+        """Hold a provider's layer against float64."""
+        return Checked(_checked(case), turn)
+
+
+def turn(case: Case) -> Turn:
+    """So many steps on images drawn for the turn. Each step's parts are timed by marks inside it,
+    and given as means over the steps; with a DataLoader the turn has a worker of its own.
+    """
+    one, device, steps = _trainer(case), case["device"], case["steps"]
+    warm = WARM_BATCHES if case["data_source"] == "loader" else 0
+    graph = None
+    if case["launch"] == "graph":
+        first = torch.arange(BATCH_SIZE)
+        graph = GraphStep(one, *next(digits.on_device(_data(case).train, first, BATCH_SIZE)))
+    turns, waiting = count(), list[Iterator[Batch]]()
+
+    def prepare(calls: int) -> None:
+        source = _source(case, _drawn(case, steps + warm, next(turns)))
+        one.model.train()
+        for _ in range(warm):
+            one.step(*next(source))
+        waiting[:] = [source]
+
+    def run() -> dict[str, float]:
+        timing.synchronize(device)
+        whole, parts = step_clock.Sections(device), []
+        with whole.section("step"):
+            for _ in range(steps):
+                sections = step_clock.Sections(device)
+                with sections.section("data"):
+                    batch = next(waiting[0])
+                if graph is None:
+                    one.step(*batch, sections.section)
+                else:
+                    with sections.section("replay"):
+                        graph(*batch)
+                parts.append(sections)
+        timing.synchronize(device)
+        times = [sections.elapsed_ms() for sections in parts]
+        times_ms = {name: sum(t[name] for t in times) / steps for name in times[0]}
+        return times_ms | {"total": whole.elapsed_ms()["step"] / steps}
+
+    return Turn(run, prepare)
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+SECTIONS = ("forward", "backward", "optimizer", "data", "replay")
+"""Parts of a step that are timed; in a CUDA graph all but the data is one replay."""
+EPOCH = {
+    "correct": "epoch_correct", "test_loss": "epoch_test_loss",
+    "gate_change": "epoch_gate_change", "gate_gradient_norm": "epoch_gate_gradient_norm",
+    "train_s": "epoch_train_s", "test_s": "epoch_test_s",
+}  # fmt: skip
+"""Figures of an epoch, by the list of a run that has them."""
+PROTOCOL = "published_protocol_"
+USED = [
+    *EPOCH.values(), *(f"{part}_samples_ms" for part in SECTIONS), "losses", "epochs",
+    "test_images", "layer_backward", "median_ms",
+]  # fmt: skip
+
+
+def derive(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with what follows from them.
+
+    The lists of a wrong kernel's times, taken by the published protocol, stand beside the others'.
+    Of a run the figures of its last epoch: `epoch`, those in `EPOCH`, `correct` and `test_error` as
+    shares of the test images, and `late_loss`, the mean training loss.
+    """
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *USED])))
+    filled = {
+        name: rows[name].where(rows[name].notna(), rows[PROTOCOL + name])
+        for name in USED[: len(EPOCH) + len(SECTIONS)] if PROTOCOL + name in rows
+    }  # fmt: skip
+    rows = rows.assign(**filled)
+    last = {
+        name: [each[-1] if isinstance(each, list) else None for each in rows[of]]
+        for name, of in EPOCH.items()
+    }
+    lists = zip(rows["losses"], rows["epochs"], strict=True)
+    late = [np.mean(v[-len(v) // int(n) :]) if isinstance(v, list) else None for v, n in lists]
+    rows = rows.assign(**last, late_loss=late, epoch=rows["epochs"])
+    return _shares(rows.astype(dict.fromkeys([*EPOCH, "late_loss", "epoch"], float)).copy())
+
+
+def _shares(rows: pd.DataFrame) -> pd.DataFrame:
+    correct = rows["correct"] / rows["test_images"].astype(float)
+    return rows.assign(correct=correct, test_error=1 - correct)
+
+
+def by_epoch(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each run a row an epoch: `epoch` and the figures of its end."""
+    runs = rows[[isinstance(v, list) for v in rows["epoch_correct"]]]
+    numbers = [range(1, len(v) + 1) for v in runs["epoch_correct"]]
+    runs = runs.assign(**{name: runs[of] for name, of in EPOCH.items()}, epoch=numbers)
+    columns = [*EPOCH, "epoch"]
+    return _shares(runs.explode(columns).astype(dict.fromkeys(columns, float)))
+
+
+def by_section(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each timed step a row a part: `section` and `section_ms`, the median of its samples."""
+    steps = rows[rows["experiment"] == "pace"]
+    parts = [
+        steps.assign(
+            section=part,
+            section_ms=[np.median(v) if isinstance(v, list) else np.nan
+                        for v in steps[f"{part}_samples_ms"]],
+        ) for part in SECTIONS
+    ]  # fmt: skip
+    return pd.concat(parts).dropna(subset="section_ms")
+
+
+def from_tables(log: pd.DataFrame) -> pd.DataFrame:
+    """The published log in the columns of `by_epoch`: Liger's run and that of the kernel.
+
+    Its third section repeats Liger's digit for digit and is left out. Its precision is torch's
+    default: IEEE products, TF32 convolutions.
+    """
+    runs = {"Liger": "liger", "Fused no weight-grad": "published-kernel"}
+    log = log[log["table"].isin(runs)]
+    return _shares(log.assign(
+        machine="published", set="published", profile="published", apart=False,
+        race=[f"published {n}" for n in range(len(log))], data_source="loader",
+        experiment="run", network="published", precision="fp32", provider=log["table"].map(runs),
+        test_images=log["images"], seed=0, train_s=log["train_ms"] / 1e3,
+        test_s=log["test_ms"] / 1e3,
+    ))  # fmt: skip

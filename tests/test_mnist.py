@@ -1,0 +1,228 @@
+"""The topic mnist on the CPU: every provider learns, all learn the same, and who is wrong is told.
+
+Liger's, which needs Triton's interpreter for it, in `test_mnist_liger.py`.
+"""
+
+import pandas as pd
+import pytest
+import torch
+
+from fusedlib import reference
+from fusedlib.bench.attempt import Unavailable, Wrong
+from measure.racing import rivals
+from press import published
+from study import digits, mnist, mnist_network, run
+from study.mnist_network import TASK, Layer
+from study.race import free
+from study.rows import load
+from training_checks import DATA, SETTING, WIDTH, check_layer, check_learning, trained
+
+slow = pytest.mark.slow
+RUN = {"network": "swiglu only", "seed": 0, "epochs": 1, "data_source": "device",
+       "launch": "python"}  # fmt: skip
+PACE = {"network": "swiglu only", "data_source": "device", "launch": "python", "rounds": 2,
+        "steps": 1}  # fmt: skip
+
+
+@pytest.fixture
+def with_data(monkeypatch):
+    """MNIST is drawn, and nothing is kept from or for another test."""
+    monkeypatch.setattr(digits, "load", lambda: DATA)
+
+    def forget():
+        mnist.prepared.cache_clear(), mnist.checked.cache_clear(), free()
+
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """Registers a provider for one test: a function of (x, w_gate, w_up)."""
+    monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
+    return lambda name, function: rivals.rival(TASK, name)(
+        lambda hidden, width, device: Layer(hidden, width, device, function)
+    )
+
+
+def measured(*listed):
+    """Rows of these cases, a line of figures each."""
+    races = run.grouped("mnist", [case for cases in listed for case in cases])
+    return [row.as_dict() for race in races.values() for row in mnist.measure(race)]
+
+
+# --- the layer ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("eager", "fp32"), ("eager", "bf16"), ("fused", "fp32"), ("fused", "bf16"),
+     ("frozen", "fp32"), pytest.param("inductor", "bf16", marks=slow)],
+)  # fmt: skip
+def test_h_and_every_gradient_agree_with_float64(name, precision):
+    check_layer(name, precision)
+
+
+BROKEN = {
+    "swapped": (lambda x, g, u: reference.swiglu(x, u, g), "h: norm error"),
+    "short": (lambda x, g, u: reference.swiglu(x[:, :-1], g[:, :-1], u[:, :-1]), "h: norm error"),
+    "no gate gradient": (
+        lambda x, g, u: reference.swiglu(x, g.detach(), u), "no gradient arrived at w_gate"
+    ),
+    "no dx": (lambda x, g, u: reference.swiglu(x.detach(), g, u), "no gradient arrived at x"),
+    "off by 1e-4": (lambda x, g, u: reference.swiglu(x, g, u).mul(1 + 1e-4), "h: norm"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_layer_is_rejected_and_neither_trained_nor_timed(name, with_data, register):
+    function, reason = BROKEN[name]
+    register("broken", function)
+    asked = [mnist.of("run", ["broken fp32"], SETTING, **RUN)]
+    rows = measured(*asked, mnist.of("pace", ["broken fp32"], SETTING, **PACE))
+    assert [row["status"] for row in rows] == ["wrong", "wrong"]
+    for row in rows:
+        assert reason in row["reason"] and row["layer_backward"]
+        assert not [n for n in row if n == "losses" or n.endswith(("_s", "_ms"))]
+
+
+def test_nobody_can_excuse_itself_by_freezing_one_weight(monkeypatch):
+    def frozen_gate(hidden, width, device):
+        layer = Layer(hidden, width, device, reference.swiglu)
+        layer.gate.requires_grad_(False)
+        return layer
+
+    monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
+    rivals.rival(TASK, "half")(frozen_gate)
+    with pytest.raises(Wrong, match="no gradient arrived at w_gate"):
+        check_layer("half", "fp32")
+
+
+def test_the_published_kernel_is_wrong_in_output_and_gradients():
+    mnist.checked.cache_clear()
+    with mnist_network.settings("fp32"):
+        actual = mnist.checked("published-kernel", "fp32", 784, WIDTH, 64, "cpu")
+    assert actual["h_error"] > 0.5 and "d_w_gate_error" not in actual
+    for weight in ("w_gate", "w_up"):
+        assert f"no gradient arrived at {weight}" in actual["wrong"]
+    with pytest.raises(ValueError, match="blocks of 64"):
+        rivals.get(TASK, "published-kernel").build(784, 100, "cpu")(torch.zeros(2, 784))
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("fused", "swiglu only"), ("frozen", "swiglu only"),
+     pytest.param("inductor", "swiglu only", marks=slow),
+     pytest.param("fused", "convolutions", marks=slow)],
+)  # fmt: skip
+def test_the_loss_of_each_provider_falls(name, kind):
+    check_learning(name, kind, passes=8 if name == "frozen" else 4)  # what is frozen learns slowly
+
+
+def test_the_published_kernel_trains_the_rest_and_not_its_own_weights():
+    with mnist_network.settings("fp32"):
+        one, (losses, norms) = trained("published-kernel", passes=40)
+    assert losses[-3:].mean() < losses[:3].mean() - 0.02, "its last layer learns"
+    assert one.change() == {"gate": 0.0, "up": 0.0}
+    assert not norms and one.model.head.weight.grad is not None
+
+
+def test_a_run_is_that_of_its_seed():
+    losses = [trained("eager", seed=seed, passes=1)[1][0] for seed in (0, 0, 1)]
+    assert torch.equal(losses[0], losses[1]) and not torch.equal(losses[0], losses[2])
+
+
+def test_the_test_counts_every_image_once():
+    one, _ = trained("eager")
+    split = digits.prepare(DATA, 320, 50, "cpu").train
+    loss, correct = one.test(split)
+    one.model.eval()
+    with torch.no_grad():
+        answers = one.model(split.images)
+    true = torch.nn.functional.nll_loss(answers, split.labels)
+    assert loss == pytest.approx(float(true), rel=1e-5)
+    assert correct == int((answers.argmax(1) == split.labels).sum()) > 100
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def test_a_run_tells_all_that_was_seen_and_who_is_wrong_trains_all_the_same(with_data):
+    names = ["eager fp32", "frozen fp32", "published-kernel fp32", "liger fp32", "eager tf32"]
+    rows = measured(mnist.of("run", names, SETTING, **RUN | {"epochs": 2}))
+    assert [r["status"] for r in rows] == ["ok"] * 3 + ["unavailable"] * 2
+    eager, frozen, wrong = rows[:3]
+    assert len(eager["losses"]) == len(wrong["losses"]) == 10
+    assert eager["epoch_gate_change"][1] > eager["epoch_gate_change"][0] > 0
+    assert frozen["epoch_gate_gradient_norm"] == [None, None]
+    assert "no gradient arrived" in wrong["wrong"] and len(wrong["epoch_train_s"]) == 2
+    shown = mnist.derive(pd.DataFrame(rows))
+    assert shown["correct"][0] == eager["epoch_correct"][1] / 50 == 1 - shown["test_error"][0]
+    assert shown["late_loss"][0] == pytest.approx(sum(eager["losses"][5:]) / 5)
+    by_epoch = mnist.by_epoch(shown)
+    assert len(by_epoch) == 6, "nobody who did not run has an epoch"
+    last = by_epoch[by_epoch["epoch"] == 2]
+    assert last["test_loss"].tolist() == shown["test_loss"][:3].tolist()
+
+
+def test_without_mnist_every_row_says_so(with_data, monkeypatch):
+    def none():
+        raise Unavailable("MNIST is nowhere")
+
+    monkeypatch.setattr(digits, "load", none)
+    rows = measured(mnist.cases(device="cpu", once=[], rounds=1))
+    said = {(r["status"], r["reason"]) for r in rows if r.get("launch") != "graph"}
+    assert said == {("unavailable", "MNIST is nowhere")}
+
+
+@pytest.mark.parametrize("source", ["device", pytest.param("loader", marks=slow)])
+def test_a_steps_parts_make_up_the_step(source, with_data):
+    names = ["eager fp32", "fused fp32", "published-kernel fp32"]
+    rows = measured(mnist.of("pace", names, SETTING, **PACE | {"data_source": source}))
+    eager, fused, wrong = rows
+    for row in (eager, fused):
+        parts = [row[f"{part}_samples_ms"] for part in mnist.SECTIONS[:-1]]
+        for whole, *times in zip(row["samples_ms"], *parts, strict=True):
+            assert 0.5 * whole < sum(times) <= 1.001 * whole
+    assert eager["session"] == fused["session"] == wrong["session"] and eager["n"] == 2
+    assert fused["layer_backward"] == "MulBackward0", "plain PyTorch ran, and the row says so"
+    assert wrong["wrong"] and wrong["optimizer_median_ms"] > 0
+    shown = mnist.by_section(mnist.derive(pd.DataFrame(rows)))
+    assert len(shown) == 3 * 4 and (shown["section_ms"] > 0).all()
+
+
+def test_a_repeated_run_gives_the_same_losses_and_another_order_does_not(monkeypatch, with_data):
+    [case] = mnist.of("repeat", ["eager fp32"], SETTING, "swiglu only", steps=2)
+    assert mnist.figures(case)["repeat_difference"] == 0.0
+    seeds = iter([0, 1])
+    monkeypatch.setattr(digits, "order", lambda n, *_: torch.randperm(n, generator=(
+        torch.Generator().manual_seed(next(seeds)))))  # fmt: skip
+    assert mnist.figures(case)["repeat_difference"] > 0.0
+
+
+def test_settings_are_as_before_afterwards():
+    before = torch.backends.cudnn.conv.fp32_precision, torch.get_float32_matmul_precision()
+    with mnist_network.settings("tf32"):
+        assert torch.get_float32_matmul_precision() == "high"
+    assert before == (
+        torch.backends.cudnn.conv.fp32_precision, torch.get_float32_matmul_precision()
+    )  # fmt: skip
+
+
+def test_times_of_the_wrong_kernel_stand_beside_the_others_and_it_has_no_median():
+    rows = load("mnist")
+    wrong = rows[rows["status"] == "wrong"]
+    assert wrong["median_ms"].isna().all() and len(wrong) > 8
+    parts = mnist.by_section(rows).query("provider == 'published-kernel'")
+    assert {*parts["section"]} == {*mnist.SECTIONS}
+    assert wrong.query("experiment == 'run'")["train_s"].notna().all()
+
+
+def test_the_published_log_is_two_runs_of_four_epochs():
+    log = mnist.from_tables(published.load("mnist"))
+    assert log.groupby("provider")["epoch"].agg(list).map(sorted).tolist() == [[1, 2, 3, 4]] * 2
+    assert log["test_error"].between(0.007, 0.025).all() and (log["train_s"] > 14).all()
