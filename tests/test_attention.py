@@ -10,12 +10,13 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from fusedlib import rope
 from fusedlib.bench import check
 from fusedlib.bench.attempt import Wrong
 from measure.racing import memory, rivals
 from measure.racing.rivals import Workload
 from models.transformer import plain_attention
-from study import attention, causal, footprint, race, run
+from study import attention, calls, causal, footprint, race, run
 from study.causal import AttentionProblem, draw, flops, kept, traffic
 
 MIB = 2**20
@@ -279,6 +280,66 @@ def test_a_rival_is_added_at_its_shapes_alone_and_another_text_is_refused():
     assert {(c["head_dim"], c["context_length"]) for c in course} == {(64, 256)}
     with pytest.raises(run.SizesError, match="a dtype, a width"):
         run.races("attention", also=["inductor"])
+
+
+# --- ways to call it -----------------------------------------------------------------------------
+
+
+def called(context=24, head_dim=12, **more):
+    """The rows of one race of ways to call it, in fp32 on the host, by provider."""
+    shared = {"batch_size": 2, "repetitions": 2, "device": "cpu"}
+    axes = {"context_length": [context], "head_dim": [head_dim], "dtype": ["float32"]}
+    rows = attention.measure(calls.cases(shared, **axes, launch=["python"], **more))
+    race.free()
+    return {row.case["provider"]: row for row in rows}
+
+
+def test_every_way_to_call_it_is_right_and_one_pads_where_there_is_something_to_pad():
+    rows = called()
+    assert [*rows] == ["causal-flag", "mask-tensor", "padded-heads"]
+    for row in rows.values():
+        assert row.status == "ok" and row.figures["backend"] == "flash"
+        assert row.figures["median_ms"] > 0 and row.figures["d_query_error"] < 1e-5
+    assert [*called(head_dim=16)] == ["causal-flag", "mask-tensor"]
+
+
+def test_the_truth_of_a_call_is_attention_of_what_was_rotated():
+    case = {"context_length": 13, "head_dim": 6, "batch_size": 2, "dtype": "float32"}
+    setup = calls.Setup(case | {"device": "cpu"})
+    leaves = [t.detach().double().requires_grad_() for t in setup.operands.leaves().values()]
+    y = calls.Setup.plain(*leaves)
+    y.backward(setup.operands.dy.double())
+    torch.testing.assert_close(setup.true.values["y"], y.detach())
+    for name, leaf in zip(("query", "key", "value"), leaves, strict=True):
+        torch.testing.assert_close(setup.true.values[f"d_{name}"], leaf.grad)
+
+
+@pytest.mark.parametrize("flaw", ["no rotation", "the scale of the padded width"])
+def test_a_wrong_call_gets_no_time(added, flaw):
+    @added(calls.TASK, "flawed")
+    def flawed(operands):
+        """One thing less."""
+        q, k, v = operands.leaves().values()
+        attend = torch.nn.functional.scaled_dot_product_attention
+        cos, sin = calls.tables(q)
+
+        def forward():
+            turned = (q, k) if flaw == "no rotation" else rope(q, k, cos, sin, width=16)
+            padded = torch.nn.functional.pad(v, (0, turned[0].shape[-1] - v.shape[-1]))
+            return attend(*turned, padded, is_causal=True)[..., : v.shape[-1]]
+
+        return Workload(forward, operands.leaves())
+
+    rows = called()
+    assert rows["flawed"].status == "wrong" and "median_ms" not in rows["flawed"].figures
+    assert rows["causal-flag"].status == "ok"
+
+
+def test_ways_to_call_it_have_nothing_counted():
+    row = {"experiment": "call", "context_length": 256, "head_dim": 100, "batch_size": 8}
+    row |= {"dtype": "bfloat16", "device": "cuda", "provider": "padded-heads", "peak_mib": 8.0}
+    frame = attention.derive(pd.DataFrame([row | {"machine": "here", "set": "first"}]))
+    assert frame[["peak_squares", "kept_counted", "bound_share"]].isna().all(axis=None)
 
 
 # --- what follows from rows ----------------------------------------------------------------------

@@ -1,5 +1,8 @@
 """What is counted of an MLP: by hand, and against every allocation of the CPU's allocator."""
 
+import inspect
+import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,10 +13,14 @@ from fusedlib.bench.attempt import Attempt
 from fusedlib.ops.mlp import function as functional
 from measure.racing import rivals
 from measure.racing.rivals import Workload
-from study import ledger, memory, mlp
-from study.allocator import OF_PASS, kept, passed, peak
+from measure.recording import paths
+from models.transformer import SIZES
+from study import calculator, ledger, memory, mlp
+from study.allocator import OF_PASS, kept, passed, peak, watching
+from study.lean import LeanMLP
 from study.ledger import LEDGERS, D, W
 from study.mlp import MODULE, PLAIN_PATH, TASK, SwiGLUProblem, draw
+from study.rows import load
 
 LLM = SwiGLUProblem(8192, 4096, 14336)
 # MiB at 8192·4096·14336 in bf16: F is 224, D is 64, W is 112; sums worked by hand.
@@ -143,3 +150,86 @@ def test_what_cannot_fit_is_not_tried_and_says_so():
     case = stacks("16384·8192·28672", [4096])[0]
     actual = Attempt.at(memory.figures, case)
     assert actual.status == "oom (predicted)" and "not tried" in actual.reason
+
+
+# --- what a notebook shows -----------------------------------------------------------------------
+
+
+def test_the_calculator_gives_the_four_parts_of_every_recorded_model_within_a_thousandth():
+    recorded = load("model_memory").query("experiment == 'pass' and status == 'ok'")
+    seen = set()
+    for row in recorded.to_dict("records"):
+        model, attention = SIZES[row["model"]], {"sdpa": "fused"}.get(row["attention"], "plain")
+        counted = calculator.parts(
+            row["precision"], attention, hidden=model.d_model, layers=model.num_layers,
+            inner=model.d_ff, heads=model.num_heads, tokens=int(row["context_length"]),
+            batch=int(row["batch_size"]),
+        )  # fmt: skip
+        measured = {"weights": row["weights_bytes"]}
+        if row["mode"] == "step":
+            measured |= {"gradients": row["gradients_bytes"], "optimizer": row["state_bytes"]}
+        if row["mode"] == "forward":
+            saved = [n for n in row if re.fullmatch(r"saved_\w+_bytes", n)]
+            measured["activations"] = sum(row[n] for n in saved if row[n] == row[n])
+        for part, nbytes in measured.items():
+            seen.add((part, row["precision"], attention))
+            assert nbytes / 2**30 == pytest.approx(counted[part], rel=1e-3), (part, row["mode"])
+    assert len(seen) == 4 * 3 * 2
+
+
+def test_the_calculator_knows_shared_heads_and_a_large_vocabulary():
+    shape = {"hidden": 4096, "layers": 32, "inner": 14336, "heads": 32, "tokens": 8192}
+    llama = calculator.parts(**shape, kv_heads=8, vocabulary=128_256)
+    assert llama["weights"] * 2**30 == 2 * 8_030_261_248, "Llama-3-8B, as its authors count it"
+    all_heads, few = (
+        calculator.parts(**shape, vocabulary=v)["activations"] for v in (128_256, 10_000)
+    )
+    n, gib = 8192, 2**30
+    assert (all_heads - few) * gib == pytest.approx(4 * n * 118_256)
+    kept = (all_heads - llama["activations"]) * gib
+    assert kept == pytest.approx(32 * 2 * 2 * n * 24 * 128), "k and v of 24 heads, 32 blocks"
+    with pytest.raises(ValueError, match="5 must divide 32"):
+        calculator.parts(**shape, kv_heads=5)
+
+
+def test_one_more_layer_costs_what_is_counted():
+    rows = load("memory").query("experiment == 'stack' and dtype == 'bfloat16'")
+    deepest = rows[rows["layer_mib"].notna()].sort_values("layers")
+    deepest = deepest.groupby(["machine", "held", "provider"]).tail(1)
+    assert len(deepest) > 12
+    assert (deepest["layer_mib"] / deepest["layer_counted_mib"] - 1).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("only_x", [False, True])
+def test_the_solution_of_the_exercise_is_right_and_peaks_below_pytorch(only_x):
+    torch.manual_seed(0)
+    shapes = ((128, 32), (112, 32), (112, 32), (32, 112))
+    leaves = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    assert torch.autograd.gradcheck(
+        lambda *few: LeanMLP.apply(*few, only_x),
+        [leaf[: 5 if at else 7, : 5].detach().requires_grad_() for at, leaf in enumerate(leaves)],
+    )  # fmt: skip
+    ways = {"lean": lambda: LeanMLP.apply(*leaves, only_x),
+            "pytorch": lambda: reference.swiglu_mlp(*leaves)}  # fmt: skip
+    held = {n: passed(way, torch.ones_like(leaves[0])).figures() for n, way in ways.items()}
+    assert held["lean"]["peak_mib"] < held["pytorch"]["peak_mib"]
+
+
+def test_the_notebook_shows_the_solution_as_it_is():
+    cells = json.loads((paths.NOTEBOOKS / "04_memory.ipynb").read_text(encoding="utf-8"))["cells"]
+    [text] = ["".join(c["source"]) for c in cells if c["id"] == "solution"]
+    shown = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert shown and shown[1] in inspect.getsource(LeanMLP)
+
+
+def test_phases_have_one_width_each_and_what_was_held():
+    with watching(torch.device("cpu")) as watch:
+        watch.mark("a")
+        first = torch.empty(2**18)
+        watch.mark("b")
+        more = [torch.empty(2**18) for _ in range(5)]
+        watch.mark("c", "weights", [first, *more])
+    held = watch.phases("a", "b", "c")
+    assert held.index.min() >= 0 and held.index.max() <= 2 and held.index.is_monotonic_increasing
+    assert held["weights"].iloc[-1] == pytest.approx(6, abs=0.01)
+    assert held["weights"][held.index <= 1].max() <= 2

@@ -104,6 +104,53 @@ def checkpoints(measured: Rows) -> bool:
     return len(plans) > 4
 
 
+def longest_plans(measured: Rows) -> bool:
+    """With 5,120 tokens; all of the inputs and the casts are at the end of the forward pass."""
+    plans = of(measured, plan="segments", experiment="checkpoint", context_length=5120)
+    best = {}
+    for precision, part in plans.groupby("precision", observed=True):
+        lowest = part.loc[part["peak_mib"].idxmin()]
+        best[precision] = lowest["blocks"], lowest["peak_in"]
+    nested = of(measured, plan="nested", context_length=5120).groupby("precision")["peak_mib"]
+    least = plans.groupby("precision")["peak_mib"].min()
+    return best == {"bf16": (1, "backward"), "bf16 autocast": (2, "forward")} and bool(
+        (nested.min() < least).all()
+    )
+
+
+def gains_of_attention(measured: Rows) -> bool:
+    """Of fused attention over plain, by context, in bf16."""
+    half = of(measured, direction="forward+backward", head_dim=64, dtype="bfloat16")
+    half = half[half["grid"].isin(["course", "long"])]
+    ms = half.pivot_table("median_ms", "context_length", "provider", "median")
+    gain = (1 / ms).mul(ms["plain"], axis=0).dropna(subset="plain")
+    upto = gain.loc[1024:16384]
+    rising = ["flash", "cudnn", "flash-4"]
+    beyond = (gain.loc[gain.index > 16384, rising] / gain.loc[16384, rising]).stack()
+    grown = upto.iloc[-1] / upto.iloc[0]
+    spread = gain[[*rising, "efficient"]].agg(lambda row: row.max() / row.min(), axis=1)
+    return (
+        all(upto[name].is_monotonic_increasing for name in rising)
+        and beyond.between(0.8, 1.05).all() and grown["efficient"] < grown[rising].min() / 2
+        and bool(spread.idxmax() >= 16384)
+    )  # fmt: skip
+
+
+def short_attention(measured: Rows) -> bool:
+    """From 256 to 1,024 tokens, by launch."""
+    short = of(measured, grid="short", dtype="bfloat16", direction="forward+backward")
+    ms = short.pivot_table("median_ms", ["launch", "provider"], "context_length", "median")
+    longer = ms[1024] / ms[256]
+    ways = ["plain", "efficient", "flash", "sdpa"]
+    python, graph = longer["python"][ways], longer["graph"][ways]
+    twice = graph[["flash", "sdpa"]].between(1.7, 2.5).all()
+    return bool(
+        python.between(0.9, 1.25).all() and (graph[["plain", "efficient"]] > 3).all() and twice
+        and {*of(short, provider="sdpa")["backend"]} == {"cudnn"}
+        and (ms[1024]["python"] > ms[1024]["graph"]).all()
+    )  # fmt: skip
+
+
 def below_the_power_limit(measured: Rows) -> bool:
     fp32 = of(measured, experiment="sustained", precision="fp32")
     highest = fp32.groupby("provider")[["power_w", "sm_mhz"]].median()
@@ -331,6 +378,18 @@ SAID = [
      BOTH, attention_memory),
     ("model_memory", "one block is best in bf16, two under autocast", ["nvidia-h100"],
      checkpoints),
+    ("04_memory/memory", "With as many it is a little above, with a quarter nearly the same",
+     BOTH, memory_by_tokens),
+    ("04_memory/model_memory", "Nested ones hold least. Of the others one block a segment does in "
+     "bf16, and two under autocast: there inputs are in fp32, and at the end of the forward pass "
+     "all of them are held", BOTH, longest_plans),
+    ("04_memory/model_memory", "checkpoint every block in bf16, every second under autocast",
+     ["nvidia-h100"], checkpoints),
+    ("06_attention/attention", "That of flash, cuDNN and FlashAttention-4 rises from a thousand "
+     "tokens to sixteen thousand", BOTH, gains_of_attention),
+    ("06_attention/attention", "There plain attention and efficient take more than three times as "
+     "long, and flash and the default, which is cuDNN, about twice", ["nvidia-h200"],
+     short_attention),
     ("06_end_to_end" + config.DETAILS, "stay below its power limit, at the full clock",
      BOTH, below_the_power_limit),
     ("kernels", "In bf16 the GPU then reaches its power limit and lowers its clock",
@@ -384,11 +443,12 @@ SAID = [
 
 @pytest.mark.parametrize(("study", "words", "machines", "holds"), SAID)
 def test_a_comparison_in_words_is_what_the_rows_say(rows, study, words, machines, holds):
+    study, _, topic = study.partition("/")
     cells = json.loads(NOTEBOOKS[study].read_text(encoding="utf-8"))["cells"]
     text = " ".join("".join(one["source"]) for one in cells).replace('"', "")
     assert " ".join(words.split()) in " ".join(text.split()), "the sentence is another now"
     for machine in machines:
-        of = OF.get(study, study.removesuffix(config.DETAILS))
+        of = topic or OF.get(study, study.removesuffix(config.DETAILS))
         measured = rows(of, machine)
         assert holds(measured), machine
         assert not holds(measured.assign(**worse(measured))), "the check cannot fail"

@@ -19,9 +19,9 @@ from study import kernels
 from study.rows import load, ratio
 
 REGISTERING = (
-    "study.mlp", "study.causal", "measure.compilers.arms", "measure.end_to_end.races",
-    "measure.llama.arms", "measure.llama.exact", "measure.llama.operations",
-    "study.mnist",
+    "study.mlp", "study.causal", "study.calls", "measure.compilers.arms",
+    "measure.end_to_end.races", "measure.llama.arms", "measure.llama.exact",
+    "measure.llama.operations", "study.mnist",
 )  # fmt: skip
 HOMES = ("measure.", "study.")
 FIELDS = {"machine": "H200", "direction": "forward", "status": "ok", "profile": "full"}
@@ -170,6 +170,29 @@ def test_no_two_implementations_of_a_picture_look_alike(recorded) -> None:
             assert len(colours) == min(size, len(style.PALETTE))
             assert len(set(slots.values())) == size and max(slots.values()) < style.SLOTS
     assert looks("provider", ["fused", "eager"]) == {"fused": 0, "eager": 1}
+
+
+def test_ways_of_attention_that_are_shown_together_have_one_colour_in_all_pictures() -> None:
+    held = ["plain", "inductor", "math", "efficient", "flex", "flash-4", "flash"]
+    faster = ["inductor", "efficient", "flex", "cudnn", "flash-4", "flash"]
+    short = ["plain", "efficient", "flash-4", "flash", "sdpa"]
+    for together in (held, faster, short):
+        alone = {name: looks("provider", [name])[name] for name in together}
+        assert looks("provider", together) == {n: alone[n] for n in looks("provider", together)}
+
+
+def test_areas_are_stacked_parts_and_say_where_most_is_held() -> None:
+    held = pd.DataFrame(
+        {"weights": [1.0, 1, 1, 1], "gradients": [0.0, 0, 2, 2], "activations": [1.0, 3, 0, 0],
+         "other": [9.0, 9, 9, 9]}, index=[0, 0.9, 1.5, 2],
+    )  # fmt: skip
+    picture = show.areas({"AdamW": held, "none": held * 0 + 1}, ["forward", "backward"])
+    first = picture.figure.axes[0]
+    assert [tick.get_text() for tick in first.get_xticklabels()] == ["forward", "backward"]
+    tops = [area.get_paths()[0].vertices[:, 1].max() for area in first.collections]
+    assert tops == [1, 4, 4], "weights, activations, gradients"
+    assert "AdamW: at most 4 MiB, in forward" in picture.alt and "other" not in picture.alt
+    assert len(picture.data) == 2 * len(held)
 
 
 def test_marks_of_a_picture_have_the_colours_of_looks() -> None:

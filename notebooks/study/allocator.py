@@ -245,6 +245,13 @@ class Watch:
         every = classify(self.history, self.addresses)
         return pd.DataFrame(live(every, len(self.history.changes))) / MIB
 
+    def phases(self, *names: str) -> pd.DataFrame:
+        """The same between these moments; the index is 0 at the first, 1 at the second, and so on,
+        so that each phase is as wide as the others."""
+        ends = [self.history.moments[name] for name in names]
+        held = self.mib().iloc[ends[0] : ends[-1]]
+        return held.set_axis(np.interp(held.index, ends, range(len(ends))))
+
     def save(self, path: Path) -> int:
         """Write CUDA's snapshot as a pickle; its size in bytes."""
         return write_whole(path, pickle.dumps(self.snapshot)).stat().st_size

@@ -1,5 +1,5 @@
 """Causal attention alone: with the T × T matrix in memory and without it, the backend that torch
-takes by itself, and the ceilings.
+takes by itself, ways to call it in a model, and the ceilings.
 
 `grid` says which contexts these are: a course's, those its script ran, longer ones until plain
 attention does not fit, or short ones, where `launch` is "python" or "graph".
@@ -19,8 +19,9 @@ from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.turns import LAUNCHES
 from measure.racing import rivals, roofline
 from measure.racing.cases import Case, Row, device_of, grid
+from measure.racing.rivals import Task
 from measure.racing.settings import DIRECTIONS, DTYPES, MIB
-from study import causal
+from study import calls, causal
 from study.causal import FUSED, SHAPE, TASK, AttentionProblem
 from study.race import each, timed
 from study.run import sized
@@ -37,6 +38,8 @@ QUICK: dict[str, Any] = {
     "long_contexts": [],  # beyond the course's, until plain attention does not fit
     "short_contexts": [],  # from Python and in a CUDA graph, of each dtype
     "default_widths": [],  # of heads at which torch is asked which backend it takes by itself
+    "call_contexts": [],  # at which ways to call it are compared, Q and K rotated, last dtype
+    "call_widths": [64, 100],  # of heads there
     "batch_size": 8,  # sequences
     "repetitions": 3,  # rounds that are measured
     "gemm_size": 256,  # rows and columns of the product that is the ceiling
@@ -52,7 +55,8 @@ FULL: dict[str, Any] = QUICK | {
     ],
     "published_contexts": [16, 32, 64, 128], "published_widths": [256, 1024, 4096, 8192, 16384],
     "long_contexts": [32768, 65536], "short_contexts": [16, 64, 256, 1024],
-    "default_widths": [64, 100, 128, 256], "repetitions": 7, "gemm_size": 8192, "copy_mib": 2048,
+    "default_widths": [64, 100, 128, 256], "call_contexts": [1024, 4096, 16384],
+    "repetitions": 7, "gemm_size": 8192, "copy_mib": 2048,
 }  # fmt: skip
 PROFILES = {"quick": QUICK, "full": FULL}
 MASKS = ("flag", "tensor")
@@ -77,6 +81,10 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
         direction=["forward"], provider=["sdpa"],
     )  # fmt: skip
     shared |= {"experiment": "race", "batch_size": s.batch_size}
+    called = calls.cases(
+        shared, context_length=s.call_contexts, head_dim=s.call_widths, dtype=s.dtypes[-1:],
+        launch=[*LAUNCHES],
+    )  # fmt: skip
     more = [_added(text) for text in s.also]
     few = [n for n in rivals.chosen(TASK, s.ways) if n == "plain" or causal.is_fused(n)]
     script = ["plain", "inductor"] if s.also else ["plain"]
@@ -89,8 +97,8 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
         *races(shared, "course", s.contexts, others, s.dtypes[:1], few, more),
         *races(shared, "course", s.contexts[:1], others, s.dtypes[1:], few, more),
         *races(shared, "short", s.short_contexts, first, s.dtypes, [*few, "sdpa"]),
-        *asked,
-    ]
+        *asked, *called,
+    ]  # fmt: skip
 
 
 def races(
@@ -132,8 +140,9 @@ def measure(race: list[Case]) -> list[Row]:
         return each(race, roofline.measure)
     if race[0]["experiment"] == "default":
         return each(race, causal.chosen)
+    setup = calls.Setup if race[0]["experiment"] == "call" else causal.Setup
     return timed(
-        race, causal.Setup, same=(*SHAPE, "device"), available=available,
+        race, setup, same=(*SHAPE, "device"), available=available,
         settings=lambda case: roofline.precision_of("highest"), warmup=1,
         rounds=int(race[0]["repetitions"]),
     )  # fmt: skip
@@ -145,15 +154,16 @@ def available(case: Case) -> None:
         return
     if case.get("launch") == "graph" and not case["device"].startswith("cuda"):
         raise Unavailable("CUDA graphs need a CUDA GPU")
-    if reason := _refusal(*(case[n] for n in ("provider", "head_dim", "dtype", "device"))):
+    task = calls.TASK if case["experiment"] == "call" else TASK
+    if reason := _refusal(task, *(case[n] for n in ("provider", "head_dim", "dtype", "device"))):
         raise Unavailable(reason)
 
 
 @cache
-def _refusal(name: str, head_dim: int, dtype: str, device: str) -> str | None:
+def _refusal(task: Task[..., Any], name: str, head_dim: int, dtype: str, device: str) -> str | None:
     if device not in ("cpu", machine.device_type()):
         return f"this machine has no {device.upper()} device"
-    one = rivals.get(TASK, name)
+    one = rivals.get(task, name)
     try:
         one.check_available(device, dtype)
         one.build(causal.draw(AttentionProblem(PROBE, head_dim, 1, dtype), device))
@@ -172,15 +182,25 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
 
     `fused` tells whether an implementation keeps no T × T matrix. Saved for backward and the peak,
     in B × T × T matrices: `kept_squares` and `peak_squares`, by hand `kept_counted` and
-    `peak_counted`, which no count has where torch chooses. `whole_peak_mib` is the peak with Q, K,
-    V and dO. Of implementations whose work can be counted, at the ceilings of the same set:
-    `products_ms` and `traffic_ms`, the least that FLOPs and bytes take, and `bound_share`, the
-    larger of the two over the time.
+    `peak_counted`, which no count has where torch chooses; ways to call it have none of these.
+    `whole_peak_mib` is the peak with Q, K, V and dO. Of implementations whose work can be counted,
+    at the ceilings of the same set: `products_ms` and `traffic_ms`, the least that FLOPs and bytes
+    take, and `bound_share`, the larger of the two over the time.
     """
-    used = ["ceiling", "direction", "device", "dtype", "set", "backend", "median_ms", *NUMBERS]
+    used = [
+        "experiment",
+        "ceiling",
+        "direction",
+        "device",
+        "dtype",
+        "set",
+        "backend",
+        "median_ms",
+        *NUMBERS,
+    ]
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *used])))
     rows = rows.assign(**rows[NUMBERS].apply(pd.to_numeric, errors="coerce"))
-    ran = rows["ceiling"].isna() & rows["context_length"].notna()
+    ran = rows["ceiling"].isna() & rows["context_length"].notna() & rows["experiment"].ne("call")
     by_default = (rows["provider"] == "sdpa") & rows["backend"].isin(rivals.names(TASK))
     ways = rows.assign(way=rows["provider"].mask(by_default, rows["backend"]))
     names = ["way", "direction", "device", *SHAPE]

@@ -14,7 +14,7 @@ backward writes before it sums its rows. What is fused keeps O and a logsumexp a
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import log
@@ -196,7 +196,7 @@ for _name, _label, _slot, _traits, _sdpa in (
     ("math", "SDPA math", 3, frozenset[str](), SDPBackend.MATH),
     ("flash", "SDPA flash", 14, _KEEPS_NO_SQUARE, SDPBackend.FLASH_ATTENTION),
     ("efficient", "SDPA efficient", 4, _KEEPS_NO_SQUARE, SDPBackend.EFFICIENT_ATTENTION),
-    ("cudnn", "SDPA cuDNN", 5, _KEEPS_NO_SQUARE, SDPBackend.CUDNN_ATTENTION),
+    ("cudnn", "SDPA cuDNN", 10, _KEEPS_NO_SQUARE, SDPBackend.CUDNN_ATTENTION),
 ):
     rival(
         TASK, _name, label=_label, slot=_slot, traits=_traits,
@@ -216,7 +216,7 @@ def backend_of(output: Tensor) -> str:
     return "math"
 
 
-@rival(TASK, "sdpa", label="SDPA by default", slot=13, traits=frozenset({"on request"}))
+@rival(TASK, "sdpa", label="SDPA by default", slot=17, traits=frozenset({"on request"}))
 def sdpa(operands: Operands) -> Workload:
     """scaled_dot_product_attention, is_causal=True, the backend that torch takes by itself."""
     query, key, value = operands.leaves().values()
@@ -262,7 +262,7 @@ def chosen(case: Case) -> dict[str, Any]:
 
 
 @rival(
-    TASK, "flash-4", label="FlashAttention-4", slot=7, traits=_KEEPS_NO_SQUARE,
+    TASK, "flash-4", label="FlashAttention-4", slot=12, traits=_KEEPS_NO_SQUARE,
     requires=("flash_attn.cute", "cutlass"), needs_cuda=True, dtypes=rivals.HALVES,
     capability=(9, 0),
 )  # fmt: skip
@@ -321,9 +321,9 @@ def _causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return query >= key
 
 
-def is_fused(name: str) -> bool:
+def is_fused(name: str, task: Task[..., Any] = TASK) -> bool:
     """Whether a rival keeps no T × T matrix."""
-    return FUSED in rivals.get(TASK, name).traits
+    return FUSED in rivals.get(task, name).traits
 
 
 def counted_form(name: str) -> str | None:
@@ -398,8 +398,9 @@ def _mean_square(values: Tensor) -> Tensor:
 
 
 def baseline_errors(
-    operands: Operands, true: Exact, *, whole: bool = True
-) -> dict[str, check.Errors]:
+    operands: Operands, true: Exact, *, whole: bool = True,
+    attend: Callable[..., Tensor] | None = None,
+) -> dict[str, check.Errors]:  # fmt: skip
     """The errors of plain attention in the operands' dtype, the measure of everybody's errors.
 
     They are the larger ones of two runs: one sequence at a time and, where `whole` asks for it and
@@ -412,10 +413,10 @@ def baseline_errors(
     """
     batch, _, length, head_dim = operands.dy.shape
     step = min(batch, max(1, BLOCK // length**2))
-    runs = [errors(_plain(operands, step), true)]
+    runs = [errors(_plain(operands, step, attend), true)]
     if whole and step < batch:
         try:
-            runs.append(errors(_plain(operands, batch), true))
+            runs.append(errors(_plain(operands, batch, attend), true))
         except Exception as problem:
             if not is_out_of_memory(problem):
                 raise
@@ -433,13 +434,15 @@ def baseline_errors(
     return allowed
 
 
-def _plain(operands: Operands, step: int) -> dict[str, Tensor]:
+def _plain(
+    operands: Operands, step: int, attend: Callable[..., Tensor] | None
+) -> dict[str, Tensor]:
     """Plain attention's results, so many sequences at a time."""
-    parts = []
+    attend, parts = attend or plain_attention, []
     for start in range(0, len(operands.dy), step):
         own = slice(start, start + step)
         mine = {n: t.detach()[own].requires_grad_() for n, t in operands.leaves().items()}
-        work = Workload(partial(plain_attention, *mine.values()), mine)
+        work = Workload(partial(attend, *mine.values()), mine)
         parts.append(check.results_of(work, operands.dy[own]))
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
@@ -460,31 +463,40 @@ def errors(results: dict[str, Tensor], true: Exact) -> dict[str, check.Errors]:
     return check.errors(scaled, target)
 
 
-def check_size(name: str, problem: AttentionProblem, device: str) -> None:
+def check_size(
+    name: str, problem: AttentionProblem, device: str, task: Task[..., Any] = TASK
+) -> None:
     """Whether a rival that holds T × T tensors is worth a try.
 
     Raises:
         TooLarge: it is counted far above the memory there is.
     """
-    if not is_fused(name):
+    if not is_fused(name, task):
         require_memory((plain_peak(problem, device) + 4 * problem.linear) / 2**30, device)
 
 
 class Setup:
     """One problem, drawn, with the truth and the errors that plain attention makes on it."""
 
+    task: Task[..., Any] = TASK
+    plain: Callable[..., Tensor] | None = None
+
     def __init__(self, case: Case) -> None:
         self.problem, self.device = AttentionProblem.of(case), case["device"]
         self.operands = draw(self.problem, self.device)
-        self.true = exact(self.operands)
+        self.true = self.truth()
         whole = Attempt.at(check_size, "plain", self.problem, self.device).ok
-        self.baseline = baseline_errors(self.operands, self.true, whole=whole)
+        self.baseline = baseline_errors(self.operands, self.true, whole=whole, attend=self.plain)
+
+    def truth(self) -> Exact:
+        """What is right."""
+        return exact(self.operands)
 
     def check(self, case: Case) -> Checked:
         """Set a rival up, hold all that it gives against the truth, and weigh what it holds."""
         name, dout = case["provider"], self.operands.dy
-        check_size(name, self.problem, self.device)
-        one = rivals.get(TASK, name)
+        check_size(name, self.problem, self.device, self.task)
+        one = rivals.get(self.task, name)
         work = one.build(self.operands)
         figures = {**one.facts(), **work.figures}
         figures |= self._errors(NAMES, check.results_of(work, dout))

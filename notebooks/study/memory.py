@@ -203,8 +203,8 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     Of a step: `peak_at`, `counted` and `counted_mib`, the peak by the ledger of the path that ran;
     `whole_mib`, the peak with weights and inputs; `over_fused`, Liger's over fusedlib's in the same
     set; `beside_liger`, how fusedlib's peak compares with Liger's, in words. Of a stack:
-    `layer_mib`, the peak over that of the stack before it, a layer; `in_weights`, the peak a layer
-    over the weights of one.
+    `layer_mib`, the peak over that of the stack before it, a layer, and `layer_counted_mib`, the
+    same by hand; `in_weights`, the peak a layer over the weights of one.
     """
     used = [*SHAPE, *NUMBERS, "held", "path", "set", "experiment", *_PARTS]
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *used])))
@@ -221,13 +221,14 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
         in_weights=numbers["total_peak_mib"] * MIB / (3 * hidden * inner * nbytes)
         / numbers["layers"],
     )  # fmt: skip
-    steps = rows[rows["experiment"] == "step"]
+    steps, stacks = (rows[rows["experiment"] == name] for name in ("step", "stack"))
     fused, liger = (_beside(steps, name, ["peak_mib", "whole_mib"]) for name in ("fused", "liger"))
     is_liger = steps["provider"] == "liger"
     return rows.assign(
         over_fused=(steps["whole_mib"] / fused["whole_mib"]).where(is_liger),
         beside_liger=_in_words(steps["tokens"], fused["peak_mib"] / liger["peak_mib"]),
-        layer_mib=_one_more_layer(rows[rows["experiment"] == "stack"]), **_counted(steps),
+        layer_mib=_one_more_layer(stacks), layer_counted_mib=_layer_by_hand(stacks),
+        **_counted(steps),
     )  # fmt: skip
 
 
@@ -269,6 +270,20 @@ def _one_more_layer(stacks: pd.DataFrame) -> pd.Series:
     peaks["layer_mib"] = change["total_peak_mib"] / change["layers"]
     return ran[[*keys, "layers"]].join(peaks.set_index([*keys, "layers"])["layer_mib"],
                                        on=[*keys, "layers"])["layer_mib"]  # fmt: skip
+
+
+def _layer_by_hand(stacks: pd.DataFrame) -> pd.Series:
+    """MiB of one more layer: its weights G, and of what it keeps, S with its x, and its gradients
+    the larger, G + max(S, G); where gradients are held, both, 2 G + S.
+    """
+    found = {}
+    for at, row in stacks[stacks["status"] == "ok"].iterrows():
+        if book := ledger.of(row["provider"], row["path"], row["dtype"]):
+            problem = SwiGLUProblem.of(row)
+            saved, weights = ((book.at(problem).kept() + ledger.D).mib(problem),
+                              (ledger.W * 3).mib(problem))  # fmt: skip
+            found[at] = weights + (weights + saved if row["held"] else max(saved, weights))
+    return pd.Series(found, dtype=float)
 
 
 def by_part(rows: pd.DataFrame) -> pd.DataFrame:

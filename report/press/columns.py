@@ -107,14 +107,15 @@ def looks(by: str, values: Iterable[Any]) -> dict[Any, int]:
 
 
 def _usual(name: str) -> dict[Any, int]:
-    """The usual slot of each known value, in the order in which they are shown."""
+    """The usual slot of each known value, in the order in which they are shown: its own, else its
+    place."""
     if name == "provider":
         registered = {rival.name: rival.slot for rival in rivals.RIVALS.values()}
         slots = {**column(name).slots, **registered}
         return dict(sorted(slots.items(), key=lambda item: item[1]))
     known = [*(column(name).order or column(name).names)]
     known += sorted(recorded_machines().difference(known)) if name == "machine" else []
-    return {value: at for at, value in enumerate(known)}
+    return {value: column(name).slots.get(value, at) for at, value in enumerate(known)}
 
 
 def ordered_values(name: str, values: Iterable[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Rows shown: dots, lines, bars and tables of a frame as `study.rows.load` gives it.
+"""Rows shown: dots, lines, bars, areas and tables of a frame as `study.rows.load` gives it.
 
     rows = load("kernels").query("group == 'models' and dtype == 'bfloat16' and launch == 'python'")
     dots(ratio(rows, over="products"), "ratio", "model", panel="direction", most=7)
@@ -7,7 +7,7 @@ What a column means stands in `notebooks/study/columns.toml`: label, unit, names
 their order. Rows that differ in something that was not chosen are refused.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from numbers import Number
 from typing import Any
@@ -30,7 +30,7 @@ from press.columns import (
 from press.plots import Picture
 from press.tabs import tabs
 
-__all__ = ["bars", "columns", "dots", "lines", "published", "table", "tabs"]
+__all__ = ["areas", "bars", "columns", "dots", "lines", "published", "table", "tabs"]
 
 SPAN, SPAN_OF_LOG = 30, 3
 """From which factor on an axis is logarithmic, and that of a column that says `log`."""
@@ -93,6 +93,40 @@ def bars(
     several = "machine" in rows and rows["machine"].nunique() > 1
     at = list(dict.fromkeys([y, "machine"])) if stacked and several else [y]
     return _picture(plots.bars, rows, x, at, by, panel, None, most, title, stacked=stacked)
+
+
+def areas(panels: Mapping[str, pd.DataFrame], phases: Sequence[str]) -> Picture:
+    """What is held over time, a panel a frame: stacked areas.
+
+    Args:
+        panels: by title, MiB by part as `study.allocator.Watch.phases` gives them; a column that
+            is no value of `part` in columns.toml is left out.
+        phases: what the time between 0 and 1, 1 and 2, and so on is called.
+    """
+    fig, axes = style.new(2.6, max(len(panels), 1), sharey=True, squeeze=False)
+    known = column("part").names
+    names = {n for frame in panels.values() for n, one in frame.items() if n in known and one.any()}
+    ordered = ordered_values("part", names)
+    texts = value_labels("part", ordered)
+    with style.slots(dict(zip(texts, looks("part", ordered).values(), strict=True))):
+        for ax, (title, frame) in zip(axes.flat, panels.items(), strict=True):
+            ax.stackplot(
+                frame.index, frame[ordered].to_numpy().T, labels=texts, linewidth=0,
+                colors=[style.colour(text) for text in texts],
+            )  # fmt: skip
+            style.title(ax, title)
+            ax.set_xlim(0, len(phases))
+            ax.set_xticks([at + 0.5 for at in range(len(phases))], phases)
+            ax.grid(axis="x", visible=False)
+    axes.flat[0].set_ylabel("MiB")
+    style.legend(fig)
+    said = []
+    for title, frame in panels.items():
+        held = frame[ordered].sum(axis=1)
+        phase = phases[min(int(held.idxmax()), len(phases) - 1)]
+        said.append(f"{title}: at most {held.max():.3g} MiB, in {phase}")
+    data = pd.concat(dict(panels), names=["panel", "time"])
+    return Picture(fig, data.reset_index(), f"Areas: MiB by part. {'; '.join(said)}.")
 
 
 def _picture(
