@@ -370,7 +370,7 @@ SAID = [
      "Liger, with as many it holds more, and with a quarter or fewer nearly the same",
      BOTH, memory_by_tokens),
     ("precision", "because its error is smaller than bf16's", BOTH, high_errs_less_than_bf16),
-    ("05_precision", "On a card high and medium round factors to TF32; a CPU takes no notice of "
+    ("05_precision", "a card rounds factors to TF32 at high and medium; a CPU takes no notice of "
      "high, and rounds to bf16 at medium", BOTH, high_is_tf32_on_a_card_alone),
     ("attention", "grows fourfold whenever the context doubles, that of fused attention "
      "twofold", BOTH, attention_memory),
