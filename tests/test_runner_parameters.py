@@ -42,19 +42,6 @@ def test_a_wrong_setting_is_refused_before_anything_runs(setting, message):
         runner.jobs(parts, [setting], "quick")
 
 
-def test_a_setting_reaches_every_size_and_every_knob():
-    [compilers] = config.load().select(["compilers"])
-    settings = ["iterations=7", "parts=1,2", "11_compilers.limit_s=2"]
-    [job] = runner.jobs([compilers], settings, "quick")
-    assert job.parameters == {
-        "iterations": 7,
-        "sizes": {"profile": "quick", "iterations": 7, "parts": [1, 2], "limit_s": 2.0},
-    }
-    [job] = runner.jobs([compilers], [], "full")
-    table = job.parameters["sizes"]
-    assert table["profile"] == "full" and table["arms"] == compilers.profiles["full"]["arms"]
-
-
 DECLARED = """hidden: int = 512  # width of the layer [16..4096]
 direction: str = "forward"  # redraws all [forward | forward and backward]
 warmup: int = 1  # steps [0 | 1 | 5]
@@ -99,21 +86,6 @@ def test_a_notebook_refuses_a_knob_that_is_set_to_what_its_line_does_not_allow(
     with pytest.raises(SizesError) as refused:
         knobs.check_knobs()
     assert str(refused.value) == sentence
-
-
-def test_a_profile_has_its_sizes_but_those_that_are_turned(monkeypatch):
-    measured = []
-    monkeypatch.setattr(studies.Study, "measure", lambda *given: measured.append(given))
-    one = studies.load("11_compilers")
-    quick = {"arms": one.sizes().arms, "iterations": one.sizes().iterations}
-    table = {"profile": "full", "device": "cuda"}
-    studies.measure("11_compilers", table, **quick)
-    studies.measure("11_compilers", table, **quick | {"iterations": 7})
-    [(_, sizes, recorder), (_, turned, _)] = measured
-    assert sizes == studies.full_sizes(one) and recorder.profile == "full"
-    assert (turned.iterations, turned.arms) == (7, sizes.arms)
-    with pytest.raises(SizesError, match="profile must be quick or full, not 'ful'"):
-        studies.measure("11_compilers", {"profile": "ful"})
 
 
 @pytest.mark.parametrize("part", REAL, ids=lambda part: part.name)

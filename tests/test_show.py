@@ -19,7 +19,7 @@ from study import kernels
 from study.rows import load, ratio
 
 REGISTERING = (
-    "study.mlp", "study.causal", "study.calls", "measure.compilers.arms",
+    "study.mlp", "study.causal", "study.calls", "study.compiled_llama",
     "measure.end_to_end.races", "measure.llama.arms", "measure.llama.exact",
     "measure.llama.operations", "study.mnist",
 )  # fmt: skip

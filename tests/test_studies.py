@@ -31,9 +31,7 @@ def test_the_ids_of_all_cases_are_those_that_were_recorded(name):
     assert digest(study.full_cases(name)) == GOLDEN[name]["full"]
 
 
-UNCHECKED = {
-    "05_warmup": {"compiled"}, "11_compilers": {"strategies", "several", "processes"},
-}  # fmt: skip
+UNCHECKED = {"05_warmup": {"compiled"}}
 """Sizes whose entries no study looks at before it measures."""
 
 

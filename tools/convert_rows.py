@@ -56,7 +56,17 @@ FIELDS = {
 }  # fmt: skip
 OLD = {
     "kernels": "03_kernels", "anatomy": "02_anatomy", "precision": "12_precision",
-    "mnist": "13_mnist",
+    "mnist": "13_mnist", "compilers": "11_compilers",
+}  # fmt: skip
+_CALL = ("experiment", "subject", "sampler", "optimizer", "model", "batch_size", "context_length",
+         "dtype", "device")  # fmt: skip
+FIELDS["compilers"] = {
+    "ceiling": FIELDS["kernels"]["ceiling"],
+    **dict.fromkeys(("forward", "inference", "generation", "training"), (*_CALL, "against")),
+    "dynamic": (*_CALL, "steps"),
+    "distributed": ("experiment", "model", "context_length", "dtype", "optimizer",
+                    "learning_rate", "checkpointing", "steps", "device", "strategy", "processes",
+                    "batch_size"),
 }  # fmt: skip
 
 
@@ -76,6 +86,13 @@ def mnist(row: dict[str, Any]) -> dict[str, Any]:
     """A row of study 13 by the names of the topic: `source` is elsewhere who published a number."""
     if "source" in row:
         row["data_source"] = row.pop("source")
+    return row
+
+
+def compilers(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of study 11: how many steps a training of changing lengths has says what it is."""
+    if row["experiment"] == "dynamic":
+        row["steps"] = row.pop("repetitions")
     return row
 
 
@@ -101,7 +118,9 @@ def converted(topic: str, row: dict[str, Any], recorded: list[dict[str, Any]]) -
     """A row of the topic."""
     row = dict(row)
     old_id, when = row.pop("case"), row["measured_at"]
-    row = {"kernels": kernels, "mnist": mnist}.get(topic, lambda row: row)(row)
+    row = {"kernels": kernels, "mnist": mnist, "compilers": compilers}.get(topic, lambda row: row)(
+        row
+    )
     if "run" in row:
         row["old_run"] = row.pop("run")
     case = {name: row.get(name) for name in FIELDS[topic][row["experiment"]]}

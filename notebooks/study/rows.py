@@ -26,7 +26,7 @@ from measure.recording import paths
 from measure.recording.jsonl import read_objects
 from measure.recording.results import REPLAY
 
-HOW = frozenset({"provider", "repetitions", "seconds"})
+HOW = frozenset({"provider", "repetitions", "seconds", "limit_s"})
 """Fields of a case that say who is measured and for how long, and not what: no race has them."""
 RECORDINGS = "recordings.jsonl"
 _OF_RECORDING = ("set", "profile", "commit", "began", "device_type", "device_name", "gpu_uuid")

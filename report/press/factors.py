@@ -267,27 +267,28 @@ def _of_llama() -> Iterator[Pair]:
 
 def _of_compilers() -> Iterator[Pair]:
     """Compilers' over eager PyTorch."""
-    train = {"experiment": "training", "optimizer": "sgd"}
-    static = "script == 'train.py' and shapes == 'static'"
-    for comparison, where, method, experiment, provider in (
+    rows = recorded.load("compilers", sessions=True)
+    over = ratio(rows.assign(machine=rows["machine"].map(key_of)), over="huggingface")
+    train, static = "work == 'training sgd'", "script == 'train.py' and shapes == 'static'"
+    for comparison, where, method, work, provider in (
         ("torch.compile without mask, forward", "table == '1 forward'", "inductor",
-         {"experiment": "forward"}, "inductor-causal"),
+         "work == 'forward'", "inductor-causal"),
         ("torch.compile with CUDA graphs, a token", "table == 'Compiled model inference'",
-         "inductor", {"experiment": "inference"}, "inductor-graphs"),
+         "inductor", "work == 'inference'", "inductor-graphs"),
         ("torch.compile without mask, training", static, "inductor", train, "inductor-causal"),
         ("torch.compile by layer, two GPUs", "sharding_stage == 2", "inductor",
-         {"experiment": "distributed", "strategy": "fsdp2-2", "processes": 2}, "inductor-layers"),
+         "work == 'distributed fsdp2-2' and processes == 2", "inductor-layers"),
         (f"torch.compile, training, {MASKED}", static, "inductor", train, "inductor"),
         (f"Thunder, a forward pass, {MASKED}", "table == '1 forward'", "thunder",
-         {"experiment": "forward"}, "thunder"),
+         "work == 'forward'", "thunder"),
         (f"Thunder, training, {MASKED}", static, "thunder", train, "thunder"),
     ):  # fmt: skip
-        rates = experiment["experiment"] == "inference"  # the other tables have times
+        rates = work == "work == 'inference'"  # the other tables have times
         sides = (method, "eager") if rates else ("eager", method)
         value = "tokens_per_s" if rates else "time_s"
         published = _stated("litgpt", where, "method", *sides, value)
-        raced = study("compilers").of(**experiment)
-        yield Pair("003", comparison, published, _raced(raced, "huggingface", provider))
+        measured = over.query(f"{work} and provider == '{provider}'").set_index("machine")
+        yield Pair("003", comparison, published, measured["ratio"])
 
 
 def _stated(table: str, where: str, by: str, base: object, other: object, value: str) -> float:

@@ -20,7 +20,6 @@ from fusedlib.bench import check
 from fusedlib.bench.turns import Checked
 from fusedlib.ops import fused_class
 from fusedlib.patch import apply
-from measure.compiling import call_until_compiled, counting_graphs, warm_compiler
 from measure.end_to_end import measure
 from measure.end_to_end.cases import COMPILE, RACES, Call, require_possible, shape
 from measure.racing import rivals, step_clock, sustained
@@ -30,6 +29,7 @@ from measure.racing.rivals import rival
 from measure.racing.settings import matmul_settings
 from models.transformer import SwiGLU, Transformer, loss, sharing_copy
 from study import mlp
+from study.compiling import call_until_compiled, counting_graphs, warm_compiler
 from study.mlp import MODULE
 from study.trainer import WEIGHTS, Trainer, autocast_bf16
 

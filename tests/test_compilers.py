@@ -1,4 +1,4 @@
-"""Study 11's arms: both samplers draw from one distribution, what is wrong or late gets no time."""
+"""Compilers: both samplers draw from one distribution, what is wrong or late gets no time."""
 
 import signal
 import time
@@ -10,28 +10,24 @@ import torch
 
 import fusedlib
 from fusedlib.bench.attempt import Attempt
-from measure import compilers, compiling, llama
-from measure.compilers import changing, samplers, study
-from measure.compilers.arms import Arm
-from measure.compilers.case import require_possible
-from measure.compilers.samplers import SAMPLERS
+from measure import llama
 from measure.racing import rivals
-from measure.recording import results
+from study import compiled_llama, compilers, compiling
+from study.compiled_llama import SAMPLERS, Arm
 
 pytest.importorskip("transformers")
-SMALL = {
-    "model": "two small layers", "context_length": 24, "repetitions": 1, "limit_s": 0,
-    "device": "cpu",
-}  # fmt: skip
+SMALL = {"model": "two small layers", "trained": "two small layers", "context_length": 24,
+         "batch_size": 1, "iterations": 3, "device": "cpu"}  # fmt: skip
+PARTS = ("forward", "inference", "generation", "training", "changing")
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def cases(experiment, arms, **more):
-    kinds = {"inference": {"sampler": "race"}, "training": {"optimizer": "sgd"}}
-    variant = {"experiment": experiment, **kinds.get(experiment, {})}
-    return compilers.cases([variant], arms, **{"batch_size": 1, **SMALL, **more})
+def cases(part, arms, **sizes):
+    parts = {name: [] for name in PARTS} | {part: arms}
+    listed = compilers.cases(**SMALL | parts | sizes)
+    return [case for case in listed if case["experiment"] != "ceiling"]
 
 
 # --- samplers ------------------------------------------------------------------------------------
@@ -40,12 +36,12 @@ def cases(experiment, arms, **more):
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_what_a_sampler_draws_fits_its_probabilities(name):
     torch.manual_seed(0)
-    misfit = samplers.misfit(SAMPLERS[name], 64, torch.float32, "cpu")
+    misfit = compiled_llama.misfit(SAMPLERS[name], 64, torch.float32, "cpu")
     assert misfit < 24.3  # chi-square of 7 degrees: one in a thousand
 
 
 def drawn_by_product(logits):
-    p = torch.softmax(logits / samplers.TEMPERATURE, -1)
+    p = torch.softmax(logits / compiled_llama.TEMPERATURE, -1)
     return torch.argmax(p * torch.empty_like(p).exponential_(1.0), -1, keepdim=True)
 
 
@@ -60,16 +56,11 @@ def drawn_outside(logits):
 @pytest.mark.parametrize("sample", [drawn_by_product, drawn_too_hot, drawn_outside])
 def test_a_sampler_of_another_distribution_is_seen(sample):
     torch.manual_seed(0)
-    misfit = samplers.misfit(sample, 64, torch.float32, "cpu")
-    assert not misfit < samplers.MOST_MISFIT
+    misfit = compiled_llama.misfit(sample, 64, torch.float32, "cpu")
+    assert not misfit < compiled_llama.MOST_MISFIT
 
 
 # --- arms ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def recorder(tmp_path):
-    return results.Recorder("11_compilers", "quick", directory=tmp_path)
 
 
 @pytest.fixture
@@ -83,15 +74,15 @@ def arm():
             return Arm(fused, compile_)
 
         names.append("test arm")
-        rivals.rival(compilers.TASK, "test arm", traits=frozenset(traits))(build)
+        rivals.rival(compiled_llama.TASK, "test arm", traits=frozenset(traits))(build)
 
     yield register
     for name in names:
-        del rivals.RIVALS[compilers.TASK, name]
+        del rivals.RIVALS[compiled_llama.TASK, name]
 
 
 @pytest.mark.parametrize("experiment", ["forward", "inference", "training"])
-def test_an_arm_whose_results_miss_is_wrong_and_gets_no_time(recorder, arm, experiment):
+def test_an_arm_whose_results_miss_is_wrong_and_gets_no_time(arm, experiment):
     def compile_(call):
         def off(*args, **kwargs):
             actual = call(*args, **kwargs)
@@ -101,19 +92,19 @@ def test_an_arm_whose_results_miss_is_wrong_and_gets_no_time(recorder, arm, expe
         return off
 
     arm(compile_)
-    recorder.race(compilers.RACE, cases(experiment, ["test arm"]))
-    plain, wrong = sorted(results.read_rows(recorder.path), key=lambda row: row["provider"])
-    assert (plain["status"], wrong["status"]) == ("ok", "wrong")
-    assert "median_ms" not in wrong and wrong["error"] > 0.04
+    rows = compilers.measure(cases(experiment, ["test arm"]))
+    plain, wrong = sorted(rows, key=lambda row: row.case["provider"])
+    assert (plain.status, wrong.status) == ("ok", "wrong")
+    assert "median_ms" not in wrong.figures and wrong.figures["error"] > 0.04
 
 
-def test_what_may_not_compile_says_so_and_has_no_partner():
+def test_what_cannot_run_here_says_so_and_has_no_partner():
     actual = cases("forward", ["all"])
-    attempts = {c["provider"]: Attempt.at(require_possible, c) for c in actual}
-    for name in ("inductor", "fused-inductor", "inductor-graphs"):
-        assert attempts[name].status == "unavailable" and attempts[name].reason
-        [partner] = [c for c in actual if c["provider"] != name and c["against"] == name]
-        assert Attempt.at(require_possible, partner).status == "unavailable", "it has no partner"
+    attempts = {c["against"]: Attempt.at(compilers.available, c) for c in actual
+                if c["provider"] == "huggingface"}  # fmt: skip
+    for name in ("inductor-graphs", "fused-inductor-graphs"):
+        assert attempts[name].status == "unavailable" and "CUDA GPU" in attempts[name].reason
+    assert attempts["fused"].ok and attempts["inductor"].ok
 
 
 @pytest.mark.parametrize(
@@ -138,7 +129,7 @@ def test_a_llama_compiled_as_a_whole_gets_a_mask_from_transformers_unless_its_ar
     ids = llama.tokens(SMALL["model"], 2, 24, "cpu")
     logits = model(ids).logits
     torch.compiler.reset()
-    arm = rivals.get(compilers.TASK, name).build()
+    arm = rivals.get(compiled_llama.TASK, name).build()
     if arm.fused:
         fusedlib.apply_to(model)
     names = list(model.state_dict())
@@ -199,7 +190,7 @@ def test_what_an_arm_holds_is_the_same_for_the_first_graph_of_a_process_as_for_l
 # --- time that is over ---------------------------------------------------------------------------
 
 
-def test_an_arm_that_is_not_ready_in_time_is_stopped(recorder, arm):
+def test_an_arm_that_is_not_ready_in_time_is_stopped(arm):
     ready = []
 
     def compile_(call):
@@ -211,9 +202,9 @@ def test_an_arm_that_is_not_ready_in_time_is_stopped(recorder, arm):
 
     arm(compile_, traits=["compiles"])
     handler = signal.getsignal(signal.SIGALRM)
-    recorder.race(compilers.RACE, cases("forward", ["test arm"], limit_s=0.3))
-    row = next(r for r in results.read_rows(recorder.path) if r["provider"] == "test arm")
-    assert row["status"] == "unavailable" and "not ready after 0.3 s" in row["reason"]
+    rows = compilers.measure(cases("forward", ["test arm"], limit_s=0.3))
+    row = next(r for r in rows if r.case["provider"] == "test arm")
+    assert row.status == "unavailable" and "not ready after 0.3 s" in row.reason
     assert not ready
     assert signal.getsignal(signal.SIGALRM) is handler
 
@@ -227,11 +218,11 @@ def test_a_dynamic_training_is_stopped_and_its_row_says_when(arm):
         return slow
 
     arm(compile_)
-    (case,) = cases("dynamic", ["test arm"], repetitions=40, limit_s=0.7)
-    actual = compilers.dynamic({**case, "optimizer": "sgd"})
+    (case,) = cases("changing", ["test arm"], iterations=40, changing_limit_s=0.7)
+    actual = compiled_llama.changing(case)
     assert actual["n"] < 40 and actual["total_s"] is None
     assert f"after {actual['n']} of 40" in actual["stopped"]
-    assert actual["lengths"] == changing.lengths(case)[: actual["n"]]
+    assert actual["lengths"] == compiled_llama.lengths(case)[: actual["n"]]
 
 
 # --- what follows from the rows ------------------------------------------------------------------
@@ -240,8 +231,8 @@ PEAKS = {"experiment": "ceiling", "flops_per_s": 1e12, "bytes_per_s": 1e9}
 
 
 def described(*lines):
-    shared = {"machine": "m", "recording": "r", "status": "ok", "session": "s"}
-    return study.described(pd.DataFrame([shared | line for line in (PEAKS, *lines)])).iloc[1:]
+    shared = {"machine": "m", "set": "r", "status": "ok", "session": "s"}
+    return compilers.derive(pd.DataFrame([shared | line for line in (PEAKS, *lines)])).iloc[1:]
 
 
 def a_call(provider, experiment, subject, **more):

@@ -1,9 +1,16 @@
-"""The subjects: what an arm computes, held against fp32, and what is timed of it."""
+"""Who computes a Llama's forward pass, token or training step, and how each is checked and timed.
+
+A provider of the task "compiler" says whose operations run, transformers' or fusedlib's, and what
+compiles them. Before its turns it is compiled from an empty cache, called until it compiles no
+more, and held against the same weights in fp32 at full size.
+"""
 
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,27 +19,179 @@ from torch import Tensor, nn
 import fusedlib
 from fusedlib.bench import check, timing
 from fusedlib.bench.attempt import Unavailable, Wrong, free_memory
+from fusedlib.bench.statistics import summarize
 from fusedlib.bench.turns import Checked, Turn
 from fusedlib.patch.cache_argument import CACHE
 from measure import llama
-from measure.compilers.arms import TASK, Arm, Call
-from measure.compilers.case import OPTIMIZERS
-from measure.compilers.samplers import DRAWS, MOST_MISFIT, SAMPLERS, misfit
-from measure.compiling import (
+from measure.llama import BASELINE
+from measure.racing import rivals, step_clock
+from measure.racing.cases import Case
+from measure.racing.rivals import Task, rival
+from measure.racing.settings import matmul_settings
+from study.allocator import mib_of, peak
+from study.compiling import (
     LEAST_CALLS,
     TooLong,
     call_until_compiled,
     counting_graphs,
     empty_compile_cache,
+    graphs_compiled,
     limited,
 )
-from measure.pass_memory import mib_of, peak_over_mib
-from measure.racing import rivals, step_clock
-from measure.racing.cases import Case
-from measure.racing.settings import matmul_settings
 
+Call = Callable[..., Any]
 PROMPT, FORCED, TURN = 6, 8, 20  # tokens: of the prompt, that are checked, of a turn
 STEPS = 2  # of a training's turn, after one that gives the host its head start
+SHORTEST = 16  # tokens a sequence, where lengths change
+sgd = partial(torch.optim.SGD, lr=6e-4, weight_decay=0.1, foreach=True)  # as published
+
+# --- who -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Whose operations run, and what makes a compiled callable of a module or function."""
+
+    fused: bool
+    compile: Callable[[Call], Call]
+
+
+TASK = Task[[], Arm]("compiler")
+
+
+@rival(TASK, BASELINE, requires=("transformers",))
+def plain() -> Arm:
+    """transformers' Llama, an operation at a time, attention by scaled_dot_product_attention."""
+    return Arm(False, lambda call: call)
+
+
+@rival(TASK, "fused", requires=("transformers",))
+def ours() -> Arm:
+    """fusedlib.apply_to with all its parts, the rest an operation at a time."""
+    return Arm(True, lambda call: call)
+
+
+@rival(TASK, "thunder", label="Thunder", slot=5, requires=("transformers", "thunder"),
+       traits=frozenset({"compiles"}))  # fmt: skip
+def thunder() -> Arm:
+    """thunder.dynamo.thunderfx with the executors that it finds."""
+    try:
+        from thunder.dynamo import thunderfx  # type: ignore[import-not-found,unused-ignore]
+    except Exception as error:  # of another torch it fails in many ways
+        raise Unavailable(f"Thunder cannot be imported: {type(error).__name__}: {error}") from None
+    return Arm(False, thunderfx)
+
+
+def _by_layer(model: Any) -> Call:
+    same: Any = llama.copy_of(model)
+    for layer in same.model.layers:  # one graph serves all
+        layer.compile()
+    return same
+
+
+def _causal(model: Any) -> Call:
+    same: Any = llama.copy_of(model)
+    same.set_attn_implementation(llama.causal_attention())
+    return torch.compile(same)
+
+
+def _whole(**options: Any) -> Callable[[Call], Call]:
+    return lambda call: torch.compile(call, **options)
+
+
+_LOOKS = {
+    "inductor-graphs": ("torch.compile, CUDA graphs", 3),
+    "fused-inductor-graphs": ("fusedlib, torch.compile, CUDA graphs", 6),
+    "inductor-graphs-searched": ("torch.compile, searched, CUDA graphs", 10),
+    "inductor-dynamic": ("torch.compile, any length", 16),
+}
+
+
+def _inductor(names: str, what: str, compile_: Callable[[Call], Call], *traits: str) -> None:
+    """Register providers of torch.compile, on fusedlib's operations where a name begins so."""
+    for name in names.split():
+        fused = name.startswith("fused")
+        label, slot = _LOOKS.get(name, (None, None))
+        rival(
+            TASK, name, label=label, slot=slot, requires=("transformers",),
+            settings="fusedlib.apply_to, then " * fused + f"torch.compile of {what}",
+            traits=frozenset({"compiles", *traits}),
+        )(partial(Arm, fused, compile_))  # fmt: skip
+
+
+_inductor("inductor fused-inductor", "the whole, mode default", _whole(mode="default"))
+_inductor(
+    "inductor-graphs fused-inductor-graphs", "the whole, mode reduce-overhead",
+    _whole(mode="reduce-overhead"), "graphs",
+)  # fmt: skip
+_inductor(
+    "inductor-graphs-searched", "the whole, mode max-autotune", _whole(mode="max-autotune"),
+    "graphs", "on request",
+)  # fmt: skip
+_inductor(
+    "inductor-dynamic", "the whole, mode default, dynamic=True", _whole(dynamic=True), "on request"
+)
+_inductor(
+    "inductor-causal", "the whole, mode default, attention by the flag is_causal", _causal,
+    "on request",
+)  # fmt: skip
+_inductor(
+    "inductor-layers fused-inductor-layers", "each decoder layer, mode default", _by_layer,
+    "on request",
+)  # fmt: skip
+
+
+def available(case: Case) -> None:
+    """Raise `Unavailable` for what cannot run here, or has nobody to stand beside."""
+    for name in {case["provider"], case.get("against", case["provider"])}:
+        one = rivals.get(TASK, name)
+        one.check_available(case["device"], case["dtype"])
+        if "graphs" in one.traits and case["device"] != "cuda":
+            raise Unavailable("CUDA graphs need a CUDA GPU")
+
+
+# --- what draws the next token -------------------------------------------------------------------
+
+TEMPERATURE = 0.8
+LIVE, DRAWS, MOST_MISFIT = 8, 500, 36.0
+"""Tokens with a probability, draws, and the chi-square of 7 degrees that one in 10⁵ exceeds."""
+
+
+def multinomial(logits: Tensor) -> Tensor:
+    """One token a row by torch.multinomial."""
+    return torch.multinomial(torch.softmax(logits.float() / TEMPERATURE, -1), 1)
+
+
+def exponential_race(logits: Tensor) -> Tensor:
+    """One token a row: of independent e ~ Exp(1) the token of the largest p / e wins, that is the
+    one whose exponential clock of rate p rings first, which it does with probability p.
+    """
+    p = torch.softmax(logits.float() / TEMPERATURE, -1)
+    return torch.argmax(p / torch.empty_like(p).exponential_(1.0), -1, keepdim=True)
+
+
+SAMPLERS: dict[str, Call] = {"multinomial": multinomial, "race": exponential_race}
+
+
+def misfit(sample: Call, vocabulary: int, dtype: torch.dtype, device: Any) -> float:
+    """Chi-square of `DRAWS` draws among `LIVE` tokens against their probabilities, which differ;
+    infinite where another token was drawn.
+    """
+    logits = torch.full((1, vocabulary), -1e4, dtype=dtype, device=device)
+    live = torch.arange(LIVE, device=device) * (vocabulary // LIVE)
+    logits[0, live] = TEMPERATURE * torch.arange(1, LIVE + 1, device=device).log().to(dtype)
+    drawn = []
+    for _ in range(DRAWS):
+        torch.compiler.cudagraph_mark_step_begin()
+        drawn.append(sample(logits).clone())
+    counts = torch.bincount(torch.cat(drawn).flatten(), minlength=vocabulary)[live].double()
+    if counts.sum() < DRAWS:
+        return float("inf")
+    expected = DRAWS * torch.softmax(logits.double() / TEMPERATURE, -1)[0, live]
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+# --- what is timed -------------------------------------------------------------------------------
 
 
 class Setup:
@@ -274,7 +433,7 @@ class Training(Setup):
         return {"loss": loss.detach()} | llama.gradients(model, self.names)
 
     def set_up(self, model: nn.Module, arm: Arm) -> tuple[dict[str, Any], Callable[[Case], Turn]]:
-        """`STEPS` steps a turn with the case's optimizer, after one that is not counted."""
+        """`STEPS` steps a turn with SGD, after one that is not counted."""
         for former in self.programs:
             former.optimizer = None  # with its moments
         free_memory()
@@ -287,8 +446,8 @@ class Training(Setup):
         model.zero_grad(set_to_none=True)
 
         def turn(timed: Case) -> Turn:
-            program.optimizer = None
-            program.optimizer = OPTIMIZERS[timed["optimizer"]](model.parameters())
+            program.optimizer = None  # with its moments
+            program.optimizer = sgd(model.parameters())
             turn = step_clock.turn(program, steps=STEPS)
             if timed["device"] == "cuda":
                 keeps = "graphs" in rivals.get(TASK, timed["provider"]).traits
@@ -312,7 +471,7 @@ def taken(program: Any, held_mib: float, keeps: bool) -> dict[str, float]:
     """
     program.issue()
     optimizer = program.optimizer
-    temporaries = peak_over_mib(optimizer.step)
+    temporaries = peak(optimizer.step, "cuda") or 0.0
     weights = list(program.model.parameters())
     kept = [v for state in optimizer.state.values() for v in state.values()]
     state = mib_of(v for v in kept if isinstance(v, Tensor))
@@ -321,4 +480,67 @@ def taken(program: Any, held_mib: float, keeps: bool) -> dict[str, float]:
     return {
         "peak_mib": mib_of(weights) + state + over, "state_mib": state,
         "gradients_mib": gradients, "temporaries_mib": temporaries,
+    }  # fmt: skip
+
+
+# --- another length in every step ----------------------------------------------------------------
+
+
+def lengths(case: Case) -> list[int]:
+    """Tokens a sequence of each step, the same for all providers."""
+    longest, generator = case["context_length"], torch.Generator().manual_seed(0)
+    drawn: list[int] = torch.randint(
+        min(SHORTEST, longest), longest + 1, (case["steps"],), generator=generator
+    ).tolist()
+    return drawn
+
+
+def changing(case: Case) -> dict[str, Any]:
+    """Steps of a training from its very first one, each with a length of its own.
+
+    Returns:
+        Wall times of the steps, their sum (`total_s`, None where it was stopped) and graphs
+        compiled by then; `stopped` says after which the time was up. The first one makes no update,
+        so that its gradients can be compared.
+
+    Raises:
+        Unavailable: not even the first step was done in time.
+        Wrong: its results miss.
+    """
+    available(case)
+    torch.compiler.reset()
+    free_memory()
+    context_lengths, device, one = lengths(case), case["device"], rivals.get(TASK, case["provider"])
+    setup = Training({**case, "context_length": context_lengths[0]})
+    arm, limit = one.build(), case["limit_s"]
+    model = setup.model_of(arm)
+    program: Any = llama.LlamaTrainer(model, arm.compile(model), setup.ids)
+    batches = [llama.tokens(case["model"], case["batch_size"], n, device) for n in context_lengths]
+    times: list[float] = []
+    graphs: list[int] = []
+    checked: dict[str, Any] = {}
+    with empty_compile_cache(device):
+        start = graphs_compiled()
+        for program.ids in batches:
+            begin = time.perf_counter()
+            try:
+                with limited(limit - sum(times) / 1e3):
+                    program.issue()
+                    timing.synchronize(device)
+            except TooLong:
+                break
+            times.append((time.perf_counter() - begin) * 1e3)
+            graphs.append(graphs_compiled() - start)
+            if len(times) == 1:
+                gradients = llama.gradients(model, setup.names)
+                checked = setup.error_figures({"loss": program.loss} | gradients)
+                program.optimizer = sgd(model.parameters())
+    if not times:
+        raise Unavailable(f"not one iteration was done in {limit:g} s")
+    count, asked = len(times), len(context_lengths)
+    late = f"after {count} of {asked}, when {limit:g} s were over" if count < asked else None
+    return {
+        **one.facts(), **checked, **summarize(times), "lengths": context_lengths[:count],
+        "graphs_by_then": graphs, "graphs": graphs[-1], "stopped": late,
+        "total_s": None if late else sum(times) / 1e3, "path": llama.path_of(case),
     }  # fmt: skip
