@@ -18,7 +18,7 @@ WORKERS := 2
 FRESH   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report study record render figures slides docs tensorboard list machine pack lab test test-fast test-long test-newest test-gpu lint lock clean
+.PHONY: help setup report study record render figures slides docs list machine pack lab test test-fast test-long test-newest test-gpu lint lock clean
 
 export FUSEDLIB_MACHINE := $(or $(MACHINE),$(FUSEDLIB_MACHINE))
 ifeq ($(FUSEDLIB_MACHINE),)
@@ -98,10 +98,6 @@ slides: ## a deck from the recorded rows: slides.html and slides.pdf
 docs: ## the API reference from the docstrings: report/build/docs
 	$(call READY,docs)
 	@$(RUN) tools/docs.py
-
-tensorboard: ## a profile of a Llama step by each arm, for TensorBoard
-	$(call READY,study)
-	@$(RUN) -m measure.llama
 
 list: ## the notebooks and their parameters
 	$(call READY,study)

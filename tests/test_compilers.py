@@ -10,9 +10,8 @@ import torch
 
 import fusedlib
 from fusedlib.bench.attempt import Attempt
-from measure import llama
 from measure.racing import rivals
-from study import compiled_llama, compilers, compiling
+from study import compiled_llama, compilers, compiling, patched
 from study.compiled_llama import SAMPLERS, Arm
 
 pytest.importorskip("transformers")
@@ -125,8 +124,8 @@ def test_a_llama_compiled_as_a_whole_gets_a_mask_from_transformers_unless_its_ar
 
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda call, **_: compile_(call, backend=backend))
-    model = llama.build(SMALL["model"], "float32", "cpu")
-    ids = llama.tokens(SMALL["model"], 2, 24, "cpu")
+    model = patched.build(SMALL["model"], "float32", "cpu")
+    ids = patched.tokens(SMALL["model"], 2, 24, "cpu")
     logits = model(ids).logits
     torch.compiler.reset()
     arm = rivals.get(compiled_llama.TASK, name).build()
@@ -144,8 +143,8 @@ def test_a_llama_compiled_as_a_whole_gets_a_mask_from_transformers_unless_its_ar
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_layers_compiled_as_the_notebook_says_share_a_graph_and_see_padding(fused):
-    plain = llama.build(SMALL["model"], "float32", "cpu").eval()
-    model, graphs = llama.copy_of(plain, weights=True), []
+    plain = patched.build(SMALL["model"], "float32", "cpu").eval()
+    model, graphs = patched.copy_of(plain, weights=True), []
     if fused:
         fusedlib.apply_to(model)
 
@@ -156,7 +155,10 @@ def test_layers_compiled_as_the_notebook_says_share_a_graph_and_see_padding(fuse
     torch.compiler.reset()
     for layer in model.model.layers:
         layer.compile(fullgraph=True, backend=backend)
-    ids, padding = llama.tokens(SMALL["model"], 2, 24, "cpu"), torch.ones(2, 24, dtype=torch.int64)
+    ids, padding = (
+        patched.tokens(SMALL["model"], 2, 24, "cpu"),
+        torch.ones(2, 24, dtype=torch.int64),
+    )
     padding[0, :5] = 0
     for number, mask in enumerate((None, padding), 1):
         actual, wanted = (m(ids, attention_mask=mask).logits for m in (model, plain))
@@ -253,7 +255,7 @@ def test_a_token_s_least_time_is_that_of_reading_weights_and_cache_once():
 def test_a_training_step_computes_three_times_a_forward_pass_s_products():
     forward = described(a_call("inductor", "forward", "forward", median_ms=1.0))
     step = described(a_call("inductor", "training", "training", optimizer="sgd", median_ms=1.0))
-    fields = llama.CONFIGS[SMALL["model"]]
+    fields = patched.CONFIGS[SMALL["model"]]
     hidden, inner = fields["hidden_size"], fields["intermediate_size"]
     weights = 2 * (4 * hidden**2 + 3 * hidden * inner) + hidden * fields["vocab_size"]
     least_ms = 2 * 64 * weights / 1e12 * 1e3

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from fusedlib.bench.attempt import Unavailable
-from measure import distributed
-from measure.distributed import communication, engines, job
 from measure.profiles.trace import Piece
 from measure.recording import paths
 from outcomes import outcome
 from processes import wait_for
+from study import distributed
+from study.distributed import communication, engines, job
 
 SMALL = {
     "model": "two layers", "batch_sizes": [1], "context_length": 16, "dtype": "float32",
-    "warmup": 1, "steps": 3, "device": "cpu",
+    "warmup_steps": 1, "steps": 3, "device": "cpu",
 }  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def test_a_job_that_takes_too_long_is_stopped(monkeypatch):
 @pytest.mark.slow
 def test_no_process_outlives_its_study():
     case = a_case(steps=10**6)
-    run = f"from measure import distributed as d; d.measure({case})"
+    run = f"from study import distributed as d; d.measure({case})"
     study = subprocess.Popen([sys.executable, "-c", run], cwd=paths.ROOT)
 
     def spawned():

@@ -19,7 +19,6 @@ SMALLER = {
     "05_warmup": ("warmups=0,2",),
     "06_end_to_end": ("models=nano", "seconds=0"),
     "08_profile": ("models=nano",),
-    "10_llama": ("train_steps=3", "batches=1", "contexts=16"),
 }  # fmt: skip
 """Sizes below those of `quick`, by which no path is lost."""
 

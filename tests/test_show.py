@@ -20,8 +20,7 @@ from study.rows import load, ratio
 
 REGISTERING = (
     "study.mlp", "study.causal", "study.calls", "study.compiled_llama",
-    "measure.end_to_end.races", "measure.llama.arms", "measure.llama.exact",
-    "measure.llama.operations", "study.mnist",
+    "measure.end_to_end.races", "study.patched", "study.llama.operations", "study.mnist",
 )  # fmt: skip
 HOMES = ("measure.", "study.")
 FIELDS = {"machine": "H200", "direction": "forward", "status": "ok", "profile": "full"}

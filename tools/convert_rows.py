@@ -56,7 +56,23 @@ FIELDS = {
 }  # fmt: skip
 OLD = {
     "kernels": "03_kernels", "anatomy": "02_anatomy", "precision": "12_precision",
-    "mnist": "13_mnist", "compilers": "11_compilers",
+    "mnist": "13_mnist", "compilers": "11_compilers", "llama": "10_llama",
+}  # fmt: skip
+ARM = ("experiment", "model", "dtype", "batch_size", "context_length", "device")
+OPERATION = ("experiment", "batch_size", "context_length", "hidden_size", "dtype", "launch",
+             "direction", "device")  # fmt: skip
+TRAINED = (*ARM, "seed", "steps", "learning_rate")
+FIELDS["llama"] = {
+    "step": (*ARM, "group", "optimizer"), "families": (*ARM, "group", "optimizer"),
+    "fp32": (*ARM, "group", "optimizer", "precision"),
+    "sustained": (*ARM, "group", "optimizer", "round"),
+    "loss": (*OPERATION, "vocabulary"), "norm": OPERATION,
+    "rope": (*OPERATION, "heads", "key_heads"), "memory": ARM, "limit": (*ARM, "grows"),
+    "distributed": (*ARM, "optimizer", "learning_rate", "checkpointing", "warmup_steps", "steps",
+                    "strategy", "processes"),
+    "product": ("experiment", "ceiling", "size", "dtype", "precision", "device"),
+    "first-steps": TRAINED, "train": TRAINED, "fp32-train": (*TRAINED, "precision"),
+    "gradients": (*ARM, "seed", "step", "learning_rate"),
 }  # fmt: skip
 _CALL = ("experiment", "subject", "sampler", "optimizer", "model", "batch_size", "context_length",
          "dtype", "device")  # fmt: skip
@@ -96,6 +112,15 @@ def compilers(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
+def llama(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of study 10 by the names of the topic."""
+    if row["experiment"] == "sustained":
+        assert row.pop("race") == "step"
+    if row["experiment"] == "distributed":
+        row["warmup_steps"] = row.pop("warmup")
+    return row
+
+
 FIELDS["kernels"]["race"] = FIELDS["kernels"].pop("swiglu")
 
 
@@ -118,9 +143,8 @@ def converted(topic: str, row: dict[str, Any], recorded: list[dict[str, Any]]) -
     """A row of the topic."""
     row = dict(row)
     old_id, when = row.pop("case"), row["measured_at"]
-    row = {"kernels": kernels, "mnist": mnist, "compilers": compilers}.get(topic, lambda row: row)(
-        row
-    )
+    known = {"kernels": kernels, "mnist": mnist, "compilers": compilers, "llama": llama}
+    row = known.get(topic, lambda row: row)(row)
     if "run" in row:
         row["old_run"] = row.pop("run")
     case = {name: row.get(name) for name in FIELDS[topic][row["experiment"]]}

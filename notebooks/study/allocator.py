@@ -7,8 +7,8 @@
         watch.mark("built", "weights", model.parameters()); ...
     watch.mib()
 
-On CUDA torch's own memory history tells it, with the Python stack of each allocation, and can be
-kept as the pickle that https://pytorch.org/memory_viz draws. On a CPU the profiler's memory events
+On CUDA torch's own memory history tells it, with the Python stack of each allocation; pickled,
+`watch.snapshot` is what https://pytorch.org/memory_viz draws. On a CPU the profiler's memory events
 do, without stacks. Sizes are those asked for, before the allocator rounds them up.
 
 A block is named by its address at a moment when its meaning is known: a weight when the
@@ -17,13 +17,11 @@ or another kept activation at the end of a forward. What outlives everything is 
 RoPE's tables, cuBLAS's workspaces), all the rest is temporary.
 """
 
-import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +35,6 @@ from fusedlib.bench.attempt import Unavailable
 from measure.profiler import profiling
 from measure.racing.settings import MIB
 from measure.recording import paths
-from measure.recording.files import write_whole
 
 CATEGORIES = (
     "weights", "gradients", "optimizer", "activations", "casts", "other", "temporaries",
@@ -251,10 +248,6 @@ class Watch:
         ends = [self.history.moments[name] for name in names]
         held = self.mib().iloc[ends[0] : ends[-1]]
         return held.set_axis(np.interp(held.index, ends, range(len(ends))))
-
-    def save(self, path: Path) -> int:
-        """Write CUDA's snapshot as a pickle; its size in bytes."""
-        return write_whole(path, pickle.dumps(self.snapshot)).stat().st_size
 
 
 @contextmanager

@@ -22,12 +22,11 @@ from fusedlib.bench.attempt import Unavailable, Wrong, free_memory
 from fusedlib.bench.statistics import summarize
 from fusedlib.bench.turns import Checked, Turn
 from fusedlib.patch.cache_argument import CACHE
-from measure import llama
-from measure.llama import BASELINE
 from measure.racing import rivals, step_clock
 from measure.racing.cases import Case
 from measure.racing.rivals import Task, rival
 from measure.racing.settings import matmul_settings
+from study import patched
 from study.allocator import mib_of, peak
 from study.compiling import (
     LEAST_CALLS,
@@ -38,6 +37,7 @@ from study.compiling import (
     graphs_compiled,
     limited,
 )
+from study.patched import BASELINE
 
 Call = Callable[..., Any]
 PROMPT, FORCED, TURN = 6, 8, 20  # tokens: of the prompt, that are checked, of a turn
@@ -83,15 +83,15 @@ def thunder() -> Arm:
 
 
 def _by_layer(model: Any) -> Call:
-    same: Any = llama.copy_of(model)
+    same: Any = patched.copy_of(model)
     for layer in same.model.layers:  # one graph serves all
         layer.compile()
     return same
 
 
 def _causal(model: Any) -> Call:
-    same: Any = llama.copy_of(model)
-    same.set_attn_implementation(llama.causal_attention())
+    same: Any = patched.copy_of(model)
+    same.set_attn_implementation(patched.causal_attention())
     return torch.compile(same)
 
 
@@ -202,7 +202,7 @@ class Setup:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.plain = llama.build(case["model"], case["dtype"], case["device"])
+        self.plain = patched.build(case["model"], case["dtype"], case["device"])
         self.plain.train(case["subject"] == "training")
         self.twin: nn.Module | None = None
 
@@ -237,7 +237,7 @@ class Setup:
                 f"not ready after {case['limit_s']:g} s, the most that this study lets an arm take"
             ) from None
         weights = mib_of(model.parameters())
-        figures |= {"weights_mib": weights, "path": llama.path_of(case)}
+        figures |= {"weights_mib": weights, "path": patched.path_of(case)}
         if "held_mib" in figures:
             figures["peak_mib"] = weights + figures["held_mib"]
         return Checked({**one.facts(), **figures}, lambda timed: counting_graphs(turn(timed)))
@@ -279,7 +279,7 @@ class Forward(Setup):
     def __init__(self, case: Case) -> None:
         super().__init__(case)
         size = case["batch_size"], case["context_length"]
-        self.ids = llama.tokens(case["model"], *size, case["device"])
+        self.ids = patched.tokens(case["model"], *size, case["device"])
         with torch.no_grad():
             with in_fp32(self.plain) as exact:
                 self.true = {"logits": exact(self.ids[-1:]).logits[0]}
@@ -345,7 +345,7 @@ class Decoding(Setup):
 
     def __init__(self, case: Case) -> None:
         super().__init__(case)
-        self.ids = llama.tokens(case["model"], 1, PROMPT + FORCED, case["device"])
+        self.ids = patched.tokens(case["model"], 1, PROMPT + FORCED, case["device"])
         with torch.no_grad(), in_fp32(self.plain) as exact:
             self.true = {"logits": exact(self.ids).logits[0, PROMPT:]}
         logits = self.session(self.plain, self.plain).forced(self.ids[:, PROMPT:])
@@ -416,7 +416,7 @@ class Training(Setup):
     def __init__(self, case: Case) -> None:
         super().__init__(case)
         size = case["batch_size"], case["context_length"]
-        self.ids = llama.tokens(case["model"], *size, case["device"])
+        self.ids = patched.tokens(case["model"], *size, case["device"])
         self.names = [name for name, _ in self.plain.named_parameters()]
         with in_fp32(self.plain) as exact:
             self.true = self.results(exact, exact)
@@ -430,7 +430,7 @@ class Training(Setup):
         model.zero_grad(set_to_none=True)
         loss = call(self.ids, labels=self.ids).loss
         loss.backward()
-        return {"loss": loss.detach()} | llama.gradients(model, self.names)
+        return {"loss": loss.detach()} | patched.gradients(model, self.names)
 
     def set_up(self, model: nn.Module, arm: Arm) -> tuple[dict[str, Any], Callable[[Case], Turn]]:
         """`STEPS` steps a turn with SGD, after one that is not counted."""
@@ -439,10 +439,10 @@ class Training(Setup):
         free_memory()
         model.load_state_dict(self.initial)
         model.zero_grad(set_to_none=True)  # of the arm before, which would count as there already
-        program = llama.LlamaTrainer(model, arm.compile(model), self.ids)
+        program = patched.LlamaTrainer(model, arm.compile(model), self.ids)
         self.programs.append(program)
         figures = call_until_compiled(program.issue, self.case["device"])
-        figures |= self.error_figures({"loss": program.loss} | llama.gradients(model, self.names))
+        figures |= self.error_figures({"loss": program.loss} | patched.gradients(model, self.names))
         model.zero_grad(set_to_none=True)
 
         def turn(timed: Case) -> Turn:
@@ -514,8 +514,10 @@ def changing(case: Case) -> dict[str, Any]:
     setup = Training({**case, "context_length": context_lengths[0]})
     arm, limit = one.build(), case["limit_s"]
     model = setup.model_of(arm)
-    program: Any = llama.LlamaTrainer(model, arm.compile(model), setup.ids)
-    batches = [llama.tokens(case["model"], case["batch_size"], n, device) for n in context_lengths]
+    program: Any = patched.LlamaTrainer(model, arm.compile(model), setup.ids)
+    batches = [
+        patched.tokens(case["model"], case["batch_size"], n, device) for n in context_lengths
+    ]
     times: list[float] = []
     graphs: list[int] = []
     checked: dict[str, Any] = {}
@@ -532,7 +534,7 @@ def changing(case: Case) -> dict[str, Any]:
             times.append((time.perf_counter() - begin) * 1e3)
             graphs.append(graphs_compiled() - start)
             if len(times) == 1:
-                gradients = llama.gradients(model, setup.names)
+                gradients = patched.gradients(model, setup.names)
                 checked = setup.error_figures({"loss": program.loss} | gradients)
                 program.optimizer = sgd(model.parameters())
     if not times:
@@ -542,5 +544,5 @@ def changing(case: Case) -> dict[str, Any]:
     return {
         **one.facts(), **checked, **summarize(times), "lengths": context_lengths[:count],
         "graphs_by_then": graphs, "graphs": graphs[-1], "stopped": late,
-        "total_s": None if late else sum(times) / 1e3, "path": llama.path_of(case),
+        "total_s": None if late else sum(times) / 1e3, "path": patched.path_of(case),
     }  # fmt: skip

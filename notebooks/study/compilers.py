@@ -15,10 +15,9 @@ import numpy as np
 import pandas as pd
 
 from fusedlib.bench.arguments import require_known, require_least
-from measure import distributed, llama
 from measure.racing import rivals, roofline
 from measure.racing.cases import Case, Row, device_of
-from study import compiled_llama
+from study import compiled_llama, distributed, patched
 from study.compiled_llama import BASELINE, SAMPLERS, TASK, TURN, Decoding, Forward, Setup, Training
 from study.race import each, timed
 from study.run import sized
@@ -75,7 +74,7 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
         ValueError: an unknown size, implementation, model or strategy, or a number too small.
     """
     s = sized(PROFILES, profile, sizes)
-    require_known("model", [s.model, s.trained], llama.CONFIGS)
+    require_known("model", [s.model, s.trained], patched.CONFIGS)
     require_least(TURN, generated=s.generated)
     require_least(3, iterations=s.iterations)
     require_least(2, context_length=s.context_length)
@@ -124,7 +123,7 @@ def _several(s: Any, device: str) -> list[dict[str, Any]]:
             device=device, context_length=s.context_length, steps=s.iterations,
         )
     ]  # fmt: skip
-    return [{n: v for n, v in case.items() if n != "warmup"} for case in listed]
+    return [{n: v for n, v in case.items() if n != "warmup_steps"} for case in listed]
 
 
 def measure(race: list[Case]) -> list[Row]:
@@ -143,7 +142,7 @@ def measure(race: list[Case]) -> list[Row]:
 
 
 def _warmed(case: Case) -> dict[str, Any]:
-    return {**case, "warmup": max(1, case["steps"] // 9)}
+    return {**case, "warmup_steps": max(1, case["steps"] // 9)}
 
 
 def _tokens(case: Case) -> dict[str, Any]:
@@ -222,7 +221,7 @@ def least_ms(row: Mapping[str, Any], peak: Mapping[str, float]) -> float:
     """
     if row["subject"] == "decoding":
         return 1e3 * (row["weights_bytes"] + row["cache_bytes"]) / peak["bytes_per_s"]
-    fields = llama.CONFIGS.get(row["model"])
+    fields = patched.CONFIGS.get(row["model"])
     if fields is None or row["subject"] not in SETUPS:
         return np.nan
     hidden, inner = fields["hidden_size"], fields["intermediate_size"]

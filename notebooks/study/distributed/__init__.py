@@ -1,8 +1,8 @@
 """Training runs on several processes: FSDP2, and DeepSpeed.
 
-`cases` lists them, and `measure` trains one: its processes run `measure.distributed.job.train`,
+`cases` lists them, and `measure` trains one: its processes run `study.distributed.job.train`,
 each in a fresh process of its own. `provider` names an arm, and `model` a configuration, of
-`measure.llama`.
+`study.patched`.
 
 `strategy` (how the model is divided; `STRATEGIES`):
 
@@ -24,10 +24,10 @@ from typing import Any
 from fusedlib.bench import machine
 from fusedlib.bench.arguments import require_known, require_least
 from fusedlib.bench.attempt import Unavailable
-from measure import llama
-from measure.distributed.engines import OPTIMIZERS, STRATEGIES, is_deepspeed
 from measure.racing import fresh, rivals
 from measure.racing.cases import Case, device_of, grid
+from study import patched
+from study.distributed.engines import OPTIMIZERS, STRATEGIES, is_deepspeed
 
 EXPERIMENT = "distributed"
 TIMEOUT_S = 540.0
@@ -36,7 +36,7 @@ TIMEOUT_S = 540.0
 def cases(
     strategies: Sequence[str], arms: Sequence[str], *, model: str, processes: Sequence[int],
     batch_sizes: Sequence[int], context_length: int, dtype: str = "bfloat16",
-    optimizer: str = "sgd", checkpointing: bool = False, warmup: int = 5, steps: int = 45,
+    optimizer: str = "sgd", checkpointing: bool = False, warmup_steps: int = 5, steps: int = 45,
     device: str = "auto",
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Training runs of each arm under each strategy, on each number of processes.
@@ -52,11 +52,11 @@ def cases(
     """
     require_known("strategy", strategies, STRATEGIES)
     require_known("optimizer", optimizer, OPTIMIZERS)
-    require_known("model", model, llama.CONFIGS)
+    require_known("model", model, patched.CONFIGS)
     require_least(
         1, processes=processes, batch_sizes=batch_sizes, context_length=context_length, steps=steps
     )
-    require_least(0, warmup=warmup)
+    require_least(0, warmup_steps=warmup_steps)
     if optimizer != "adamw" and (offloaded := [s for s in strategies if s.startswith("offload")]):
         raise ValueError(
             f"{offloaded[0]} runs DeepSpeed's CPU Adam: give optimizer='adamw', not {optimizer!r}"
@@ -64,12 +64,12 @@ def cases(
     shared = {
         "experiment": EXPERIMENT, "model": model, "context_length": context_length, "dtype": dtype,
         "optimizer": optimizer, "learning_rate": OPTIMIZERS[optimizer],
-        "checkpointing": checkpointing, "warmup": warmup, "steps": steps,
+        "checkpointing": checkpointing, "warmup_steps": warmup_steps, "steps": steps,
         "device": device_of(device),
     }  # fmt: skip
     return grid(
         shared, strategy=strategies, processes=processes, batch_size=batch_sizes,
-        provider=rivals.chosen(llama.TASK, arms),
+        provider=rivals.chosen(patched.TASK, arms),
     )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def measure(case: Case) -> dict[str, Any]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = [{"case": dict(case), "rank": n, "port": port} for n in range(case["processes"])]
-    target = "measure.distributed.job:train"
+    target = "study.distributed.job:train"
     figures: dict[str, Any] = fresh.run_together(target, ranks, timeout_s=TIMEOUT_S)[0]
     return figures
 
@@ -95,7 +95,7 @@ def require_available(case: Case) -> None:
     """Raise `Unavailable` where a package or GPUs are missing, or an arm cannot be divided."""
     if is_deepspeed(case) and find_spec("deepspeed") is None:
         raise Unavailable("the package deepspeed is not installed: pip install '.[llama]'")
-    arm = rivals.get(llama.TASK, case["provider"])
+    arm = rivals.get(patched.TASK, case["provider"])
     if "graph" in arm.traits:
         raise Unavailable("a step that waits for other processes is not captured in a CUDA graph")
     if "whole" in arm.traits:

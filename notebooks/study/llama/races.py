@@ -1,26 +1,33 @@
 """Arms in turns on one model: in half precision, in fp32, and under load."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from fusedlib.bench import check
-from fusedlib.bench.attempt import Wrong, free_memory
+from fusedlib.bench.attempt import Unavailable, Wrong, free_memory
 from fusedlib.bench.turns import Checked, Turn
-from fusedlib.launch import has_kernels
-from measure.llama.arms import TASK, require_possible
-from measure.llama.exact import ExactModel, plain_loss
-from measure.llama.models import CONFIGS, Call, build, copy_of, tokens
-from measure.llama.trainer import LlamaTrainer
-from measure.racing import rivals, step_clock, sustained
-from measure.racing.cases import Case
-from measure.racing.race import Race
+from measure.racing import rivals, step_clock
+from measure.racing.cases import Case, Row
 from measure.racing.settings import matmul_settings
-from study.mlp import PLAIN_PATH
+from study.patched import (
+    CONFIGS,
+    TASK,
+    Call,
+    ExactModel,
+    LlamaTrainer,
+    build,
+    copy_of,
+    few_threads,
+    path_of,
+    plain_loss,
+    require_possible,
+    tokens,
+)
+from study.race import loaded, timed
 
 
 class Setup:
@@ -84,35 +91,6 @@ def _loss_roundoff(dtype: str, count: int) -> float:
     return max(torch.finfo(getattr(torch, products)).eps / 2, count**0.5 * 2.0**-24)
 
 
-def path_of(case: Case) -> str | None:
-    """Which code our arms run on these tokens; of others nothing."""
-    if not case["provider"].startswith("fused"):
-        return None
-    return "kernels" if has_kernels(torch.device(case["device"])) else PLAIN_PATH
-
-
-def work(case: Case) -> dict[str, Any]:
-    """Tokens of a step."""
-    return {"tokens": case["batch_size"] * case["context_length"]}
-
-
-@contextmanager
-def few_threads(case: Case) -> Iterator[None]:
-    """One thread on a CPU: small models wait longer for a second one than it helps."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if case["device"] == "cpu" else threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-RACE = Race(
-    setup=Setup, settings=few_threads, fields=("model", "dtype", "device", "optimizer", "group"),
-    available=require_possible, work=work, warmup=1, bursts=False,
-)  # fmt: skip
-
-
 @contextmanager
 def at_precision(case: Case) -> Iterator[None]:
     """torch's fp32 products as the case has them: "highest" is IEEE's, "high" TF32."""
@@ -143,7 +121,36 @@ def flops(case: Case) -> int:
     return 3 * int(case["batch_size"] * case["context_length"] * (weights + attention))
 
 
-FP32 = replace(
-    RACE, setup=InFp32, fields=(*RACE.fields, "precision"), settings=at_precision
-)  # fmt: skip
-LOADED = sustained.loaded_race(replace(RACE, work=lambda case: work(case) | {"flops": flops(case)}))
+def available(case: Case) -> None:
+    """Raise `Unavailable` for what cannot run here, before anything is made."""
+    require_possible(case)
+    if case["experiment"] == "sustained":
+        require_cuda(case, "sustained runs need a CUDA GPU")
+
+
+def require_cuda(case: Case, why: str) -> None:
+    """Raise `Unavailable` away from CUDA."""
+    if torch.device(case["device"]).type != "cuda":
+        raise Unavailable(why)
+
+
+def _work(case: Case) -> dict[str, Any]:
+    """Tokens of a step; under load also its FLOPs."""
+    found = {"tokens": case["batch_size"] * case["context_length"]}
+    return found | ({"flops": flops(case)} if case["experiment"] == "sustained" else {})
+
+
+def race(cases: Sequence[Case]) -> list[Row]:
+    """Arms in turns, in half precision or in fp32, or each alone under load."""
+    experiment = cases[0]["experiment"]
+    how: dict[str, Any] = {
+        "same": ("model", "dtype", "device", "optimizer", "group", "precision"),
+        "available": available, "settings": few_threads, "work": _work,
+    }  # fmt: skip
+    if experiment == "sustained":
+        return loaded(cases, Setup, **how)
+    if experiment == "fp32":
+        how["settings"] = at_precision
+    rounds = int(cases[0]["repetitions"])
+    setup = InFp32 if experiment == "fp32" else Setup
+    return timed(cases, setup, rounds=rounds, warmup=1, bursts=False, **how)

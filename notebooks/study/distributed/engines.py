@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from measure import llama
-from measure.pass_memory import mib_of
 from measure.racing import rivals, step_clock
 from measure.racing.cases import Case
+from study import patched
+from study.allocator import mib_of
 
 SEED = 0
 OFFLOAD = {
@@ -52,8 +52,8 @@ def tokens_of(case: Case, vocabulary: int) -> Tensor:
 
 def model_of(case: Case, device: torch.device, arm: str) -> tuple[Any, Any]:
     """The model of an arm, and what is called."""
-    model: Any = llama.build(case["model"], case["dtype"], device, SEED)
-    return model, rivals.get(llama.TASK, arm).build(model)
+    model: Any = patched.build(case["model"], case["dtype"], device, SEED)
+    return model, rivals.get(patched.TASK, arm).build(model)
 
 
 def loss_of(call: Any, ids: Tensor) -> Tensor:

@@ -14,13 +14,19 @@ from torch import Tensor
 
 from fusedlib.bench import check
 from fusedlib.bench.attempt import free_memory
-from measure.llama.arms import BASELINE, OTHER_ATTENTION, TASK, alone, require_possible
-from measure.llama.exact import EXACT, ExactModel
-from measure.llama.models import CONFIGS
-from measure.llama.races import few_threads, path_of
-from measure.llama.trainer import LlamaTrainer
 from measure.racing import rivals
 from measure.racing.cases import Case
+from study.patched import (
+    BASELINE,
+    CONFIGS,
+    EXACT,
+    OTHER_ATTENTION,
+    TASK,
+    ExactModel,
+    LlamaTrainer,
+    alone,
+    path_of,
+)
 
 FIRST_STEPS, SEEDS = 30, 5
 """Of trainings beside exact gradients: steps before the loss falls, and seeds."""
@@ -82,14 +88,18 @@ class Trajectory:
     """Arms at the same weights: those of a Hugging Face training after some steps.
 
     It keeps one training, and what is true at the weights it has come to, so cases should come in
-    the order of their seeds and steps. Its memory is free when it is.
+    the order of their seeds and steps.
     """
 
     def __init__(self) -> None:
         self.shared: Case = {}
-        self.training: Training
+        self.training: Training | None = None
         self.exact: ExactModel | None = None
         self.baseline: dict[str, float] = {}
+
+    def forget(self) -> None:
+        """Give back the training and what is known of it."""
+        self.shared, self.training, self.exact = {}, None, None
 
     def measure(self, case: Case) -> dict[str, Any]:
         """Errors of an arm's gradients after `step` steps, on the tokens of the next one.
@@ -98,15 +108,10 @@ class Trajectory:
             `parameters`, names in the order of the model's; `gradient_errors` against float64 in
             norm, relative, None where no gradient arrived; `usual_errors`, the larger of Hugging
             Face's own and its own with another attention, at the same weights; `path`.
-
-        Raises:
-            Refused: the arm cannot run here.
         """
-        require_possible(case)
         free_memory()
-        with few_threads(case):
-            exact = self._at(case)
-            errors = exact.errors_of(rivals.get(TASK, case["provider"]))
+        exact = self._at(case)
+        errors = exact.errors_of(rivals.get(TASK, case["provider"]))
         norms = {name: error.norm for name, error in errors.items()}
         return {
             "parameters": exact.names, "gradient_errors": [norms.get(n) for n in exact.names],
@@ -116,16 +121,17 @@ class Trajectory:
     def _at(self, case: Case) -> ExactModel:
         """What is true at the weights of a case."""
         shared = {name: case[name] for name in case if name not in ("provider", "step")}
-        if shared != self.shared or self.training.done > case["step"]:
-            self.exact = None
-            self.training = Training({**shared, "provider": BASELINE})
+        training = self.training
+        if training is None or shared != self.shared or training.done > case["step"]:
+            self.forget()
+            self.training = training = Training({**shared, "provider": BASELINE})
             self.shared = shared
-        if self.exact is not None and self.training.done == case["step"]:
+        if self.exact is not None and training.done == case["step"]:
             return self.exact
         self.exact = None  # its gradients in float64 go before others come
-        while self.training.done < case["step"]:
-            self.training.step()
-        self.exact = exact = ExactModel(self.training.model, self.training.ids)
+        while training.done < case["step"]:
+            training.step()
+        self.exact = exact = ExactModel(training.model, training.ids)
         other = exact.errors_of(rivals.get(TASK, OTHER_ATTENTION))
         self.baseline = {n: max(exact.baseline[n].norm, other[n].norm) for n in exact.names}
         return exact

@@ -6,13 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from fusedlib.bench import cuda_graphs
-from measure.llama.arms import TASK
-from measure.llama.models import Call, build, tokens
-from measure.pass_memory import peak_over_mib
-from measure.racing import rivals, step_clock
+from measure.racing import step_clock
 from measure.racing.rivals import Workload
 from measure.racing.step_clock import Sections
+from study import allocator
 from study import trainer as transformer_trainer
+from study.patched.models import Call
 
 
 class LlamaTrainer(step_clock.Trainer):
@@ -33,7 +32,7 @@ class LlamaTrainer(step_clock.Trainer):
         self.call, self.ids = call, ids
         if optimizer:
             self.optimizer = transformer_trainer.adamw(model.parameters(), "fused")
-        self.captured = _capture(model, call, ids) if graph else None
+        self.captured = capture(model, call, ids) if graph else None
 
     def forward(self) -> Tensor:
         """The model's own loss."""
@@ -63,10 +62,12 @@ class LlamaTrainer(step_clock.Trainer):
         """
         if self.device.type != "cuda" or self.captured is not None:
             return {}
-        return {"activations_mib": peak_over_mib(lambda: self.backward(self.forward()))}
+        held = allocator.peak(lambda: self.backward(self.forward()), self.device)
+        return {"activations_mib": held or 0.0}
 
 
-def _capture(model: nn.Module, call: Call, ids: Tensor) -> cuda_graphs.Captured:
+def capture(model: nn.Module, call: Call, ids: Tensor) -> cuda_graphs.Captured:
+    """Forward and backward of a model as one CUDA graph."""
     work = Workload(lambda: call(ids, labels=ids).loss, dict(model.named_parameters()))
     one = torch.ones((), device=ids.device, dtype=work.forward().dtype)
     return cuda_graphs.capture(work, one, "forward+backward")
@@ -76,10 +77,3 @@ def assign_gradients(model: nn.Module, results: Mapping[str, Tensor]) -> None:
     """Give parameters the gradients that a graph writes."""
     for name, parameter in model.named_parameters():
         parameter.grad = results[f"d_{name}"]
-
-
-def try_capture(arm: str, start: Mapping[str, float]) -> None:
-    """Entry of a fresh process: capture the step of a small model of this arm."""
-    model = build("two layers", torch.bfloat16, "cuda")
-    call = rivals.get(TASK, arm).build(model)
-    _capture(model, call, tokens("two layers", 2, 128, "cuda"))

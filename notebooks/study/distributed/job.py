@@ -1,4 +1,4 @@
-"""What the processes of `measure.distributed` run: a training, and the plain one beside it."""
+"""What the processes of `study.distributed` run: a training, and the plain one beside it."""
 
 import json
 import math
@@ -17,9 +17,11 @@ from fusedlib.bench.attempt import Wrong, free_memory
 from fusedlib.bench.machine import version_of
 from fusedlib.bench.statistics import summarize
 from fusedlib.bench.timing import clock_for, synchronize
-from measure import llama
-from measure.distributed import communication
-from measure.distributed.engines import (
+from measure.racing.cases import Case
+from measure.racing.settings import MIB
+from study import patched
+from study.distributed import communication
+from study.distributed.engines import (
     FSDP2,
     LOSS_SCALE,
     STRATEGIES,
@@ -31,8 +33,6 @@ from measure.distributed.engines import (
     optimizer_of,
     tokens_of,
 )
-from measure.racing.cases import Case
-from measure.racing.settings import MIB
 
 CHECKED_STEPS = 3
 # Relative differences to the plain model in one process that rounding explains.
@@ -64,8 +64,8 @@ def train(case: Case, rank: int, port: int, start: dict[str, float]) -> dict[str
     engine.ids = engine.ids.to(device)
     losses: list[float] = []
     times: list[dict[str, float]] = []
-    for index in range(case["warmup"] + case["steps"]):
-        if index == case["warmup"] and device.type == "cuda":
+    for index in range(case["warmup_steps"] + case["steps"]):
+        if index == case["warmup_steps"] and device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         loss, parts = _timed_step(engine)
         losses.append(loss)
@@ -78,7 +78,7 @@ def train(case: Case, rank: int, port: int, start: dict[str, float]) -> dict[str
     dist.barrier()
     if wrong:
         raise Wrong("; ".join(wrong), figures)
-    timed = times[case["warmup"] :]
+    timed = times[case["warmup_steps"] :]
     for name in SECTIONS:
         figures |= summarize([t[name] for t in timed], "" if name == "total" else name)
     figures |= {"first_ms": times[0]["total"], **summarize(steady, "steady")}
@@ -152,7 +152,7 @@ def reference(case: Case, device: torch.device) -> dict[str, Any]:
     that every batch fits. Weights that the optimizer steps are as the strategy's: fp32 copies under
     DeepSpeed, the model's own under FSDP2.
     """
-    model = model_of(case, device, llama.BASELINE)[0]
+    model = model_of(case, device, patched.BASELINE)[0]
     ids = tokens_of(case, model.config.vocab_size)
     own = list(model.parameters())
     apart = is_deepspeed(case) and case["dtype"] != "float32"
@@ -161,7 +161,7 @@ def reference(case: Case, device: torch.device) -> dict[str, Any]:
     optimizer = optimizer_of(plain, stepped)
     scale = LOSS_SCALE if case["dtype"] == "float16" else 1.0
     losses, norms = [], []
-    for _ in range(min(CHECKED_STEPS, case["warmup"] + case["steps"])):
+    for _ in range(min(CHECKED_STEPS, case["warmup_steps"] + case["steps"])):
         sums = [torch.zeros_like(p, dtype=torch.float32) for p in own]
         loss = 0.0
         for sequence in ids:
@@ -233,5 +233,5 @@ def _facts(case: Case) -> dict[str, Any]:
     packages = ["torch", "deepspeed"] if is_deepspeed(case) else ["torch"]
     return {
         "version": ", ".join(f"{p} {version_of(p)}" for p in packages),
-        "settings": json.dumps(STRATEGIES[case["strategy"]]), "path": llama.path_of(case),
+        "settings": json.dumps(STRATEGIES[case["strategy"]]), "path": patched.path_of(case),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Study 10: the operations of a Llama alone, each beside its rivals and what bounds it.
+"""The operations of a Llama alone, each beside its rivals and what bounds it.
 
 task   operands -> outputs                                      bounded by
 loss   hidden (tokens, hidden), weight (vocabulary, hidden),    its three products
@@ -8,7 +8,7 @@ norm   x, residual (tokens, hidden), weight (hidden,)           a copy of as man
 rope   q, k (batch, heads, context, head), cos, sin             a copy of as many bytes
        (1, context, head) -> q, k turned, in memory (batch, context, heads, head) as projections are
 
-A task is an experiment of the study; `operation` registers functions of the operands, named as
+A task is an experiment of the topic; `operation` registers functions of the operands, named as
 above, to the outputs in that order. What bounds a task does as much and no more.
 
 On CUDA a norm or rope is timed as a CUDA graph of `SETS` calls in a row, each on operands of its
@@ -29,22 +29,22 @@ from torch.nn.functional import cross_entropy, linear
 import fusedlib
 from fusedlib import reference
 from fusedlib.bench import timing
-from fusedlib.bench.arguments import require_known, require_least
+from fusedlib.bench.arguments import require_least
 from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.problem import Operands, Results
 from fusedlib.bench.turns import Checked, Figures, Turn
 from fusedlib.bench.workload import named
-from measure import llama
-from measure.pass_memory import mib_of, peak_over_mib
 from measure.racing import rivals
-from measure.racing.cases import Case, device_of, grid
+from measure.racing.cases import Case, Row, grid
 from measure.racing.operation import Operation, capture_call
-from measure.racing.race import Race
 from measure.racing.rivals import Bound, Rival, Task, Workload, rival
 from measure.racing.settings import DTYPES
+from study import allocator, patched
+from study.race import timed
 
 HEADS, KEY_HEADS = 32, 8
 SETS = 8
+SECONDS, MOST = 0.5, 30  # rounds go on for so long, and there are at most so many
 BOTH = "forward+backward"
 EPS, THETA, SCALE = 1e-5, 500_000.0, 0.02  # of Llama-3.2-1B
 DIRECTIONS = {"loss": (BOTH,), "norm": ("forward", BOTH), "rope": ("forward", BOTH)}
@@ -207,7 +207,7 @@ def llama_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
 _HUGGING_FACE: tuple[Compute, ...] = (plain_loss, llama_norm, llama_rope)
 for _task, _compute in zip(TASKS, _HUGGING_FACE, strict=True):
     _packages: tuple[str, ...] = () if _task == "loss" else ("transformers",)
-    operation(_task, llama.BASELINE, requires=_packages)(_compute)
+    operation(_task, patched.BASELINE, requires=_packages)(_compute)
     # Not of "all": a compilation takes longer than everything else in `quick`.
     operation(_task, "inductor", requires=_packages, traits=COMPILED)(_compute)
 
@@ -233,15 +233,20 @@ operation("loss", "liger-fp32", settings=f"{_liger}, accum_dtype=torch.float32")
 def liger_sm90_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """liger_fused_linear_cross_entropy_sm90, CuTe kernels that Liger runs for who imports them."""
     try:
+        return (_sm90(hidden.device).liger_fused_linear_cross_entropy_sm90(hidden, weight, target),)
+    except NotImplementedError as problem:  # sizes that its tiles do not divide
+        raise Unavailable(str(problem)) from problem
+
+
+def _sm90(device: torch.device | str) -> Any:
+    """Liger's module for Hopper."""
+    try:
         from liger_kernel.ops.cutedsl.ops import fused_linear_cross_entropy_sm90 as sm90
     except ImportError as problem:
         raise Unavailable(f"Liger's CuTe kernels cannot be imported: {problem}") from problem
-    if torch.cuda.get_device_capability(hidden.device) != (9, 0):
+    if torch.cuda.get_device_capability(device) != (9, 0):
         raise Unavailable("it is for compute capability 9.0 and no other")
-    try:
-        return (sm90.liger_fused_linear_cross_entropy_sm90(hidden, weight, target),)
-    except NotImplementedError as problem:  # sizes that its tiles do not divide
-        raise Unavailable(str(problem)) from problem
+    return sm90
 
 
 @operation("norm", "liger")
@@ -287,16 +292,19 @@ def path_of(case: Case, operands: Drawn) -> str | None:
     """Which code runs a case, where its rival has several: ours, and Liger's."""
     if case["provider"].startswith("liger"):
         return liger_implementation(replace(operands, case=case))
-    return llama.path_of(case)
+    return patched.path_of(case)
 
 
 @operation("loss", "torch-chunked", label="PyTorch, chunked", slot=10)
 def torch_chunked(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """torch.nn.functional.linear_cross_entropy, options=LinearCrossEntropyOptions()."""
-    if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
-        raise Unavailable(f"torch {torch.__version__} has no linear_cross_entropy in chunks")
     options = torch.nn.LinearCrossEntropyOptions()
     return (torch.nn.functional.linear_cross_entropy(hidden, weight, target, options=options),)
+
+
+def _chunked(device: str) -> None:
+    if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
+        raise Unavailable(f"torch {torch.__version__} has no linear_cross_entropy in chunks")
 
 
 def quack_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) -> Outputs:
@@ -312,9 +320,19 @@ def cut_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) ->
     """Cut cross entropy."""
     from cut_cross_entropy import linear_cross_entropy  # type: ignore[import-not-found]
 
-    if lacking := set(settings) - set(signature(linear_cross_entropy).parameters):
-        raise Unavailable(f"this cut_cross_entropy takes no {', '.join(lacking)}")
     return (linear_cross_entropy(hidden, weight, target, **settings),)
+
+
+def _takes(setting: str) -> Callable[[str], None]:
+    """A check that this version of cut cross entropy has a setting."""
+
+    def check(device: str) -> None:
+        from cut_cross_entropy import linear_cross_entropy
+
+        if setting not in signature(linear_cross_entropy).parameters:
+            raise Unavailable(f"this cut_cross_entropy takes no {setting}")
+
+    return check
 
 
 _quack, _cut = "QuACK's chunked_linear_cross_entropy", "cut cross entropy"
@@ -331,6 +349,13 @@ operation("loss", "cut-whole", settings="Cut cross entropy, filter_eps=None: no 
 operation("loss", "cut-kahan", settings="Cut cross entropy, filter_eps=None, use_kahan=True: "
           "gradients by compensated sums", label=f"{_cut}, compensated sums", slot=14)(
     partial(cut_loss, filter_eps=None, use_kahan=True))  # fmt: skip
+
+
+NEEDS: dict[str, Callable[[str], object]] = {
+    "liger-sm90": _sm90, "torch-chunked": _chunked, "cut-whole": _takes("filter_eps"),
+    "cut-kahan": _takes("use_kahan"),
+}  # fmt: skip
+"""What else must be there: each takes the device, and raises `Unavailable`."""
 
 
 @operation("loss", "fused")
@@ -399,37 +424,28 @@ for _task in ("norm", "rope"):
 
 def cases(
     experiment: str, rival_names: Iterable[str], *, widths: Sequence[int], vocabulary: int,
-    batch_size: int, context_length: int, dtype: str, device: str, repetitions: int,
+    **shared: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A case a width, direction and rival.
+    """A case a width, direction and rival of a task; `rival_names` may be "all" for every one that
+    does not compile for long.
 
     Args:
-        rival_names: "all" for every one that does not compile for long.
         widths: hidden sizes; of `rope`, heads together.
         vocabulary: rows of the loss's weight.
+        shared: batch, context, dtype, device and repetitions.
 
     Raises:
-        ValueError: an unknown name, a size below 1, or a width that heads of an even size do not
-            share.
+        ValueError: an unknown name, or a width that heads of an even size do not share.
     """
-    require_known("experiment", experiment, TASKS)
-    require_known("dtype", dtype, DTYPES)
-    require_least(
-        1, vocabulary=vocabulary, batch_size=batch_size, context_length=context_length,
-        repetitions=repetitions, widths=widths,
-    )  # fmt: skip
     heads = {"heads": HEADS, "key_heads": KEY_HEADS} if experiment == "rope" else {}
     if odd := [width for width in widths if heads and width % (2 * HEADS)]:
         raise ValueError(f"width {odd[0]} is no multiple of {2 * HEADS}: {HEADS} heads turn pairs")
-    where = device_of(device)
-    graph = experiment != "loss" and torch.device(where).type == "cuda"
-    shared = {
-        "experiment": experiment, "batch_size": batch_size, "context_length": context_length,
-        **heads, "vocabulary": vocabulary if experiment == "loss" else None, "dtype": dtype,
-        "launch": "graph" if graph else "python", "device": where, "repetitions": repetitions,
-    }  # fmt: skip
+    require_least(1, widths=widths, vocabulary=vocabulary)
+    graph = experiment != "loss" and torch.device(shared["device"]).type == "cuda"
+    more: dict[str, Any] = {"vocabulary": vocabulary} if experiment == "loss" else {**heads}
+    more |= {"experiment": experiment, "launch": "graph" if graph else "python"}
     names = rivals.chosen(TASKS[experiment], rival_names)
-    return grid(shared, hidden_size=widths, direction=DIRECTIONS[experiment], provider=names)
+    return grid(shared | more, hidden_size=widths, direction=DIRECTIONS[experiment], provider=names)
 
 
 def work(case: Case) -> Figures:
@@ -457,9 +473,10 @@ def work(case: Case) -> Figures:
 
 def available(case: Case) -> None:
     """Raise `Unavailable` for what cannot run here, before anything is drawn."""
-    rivals.get(TASKS[case["experiment"]], case["provider"]).check_available(
-        case["device"], case["dtype"]
-    )
+    task, name = case["experiment"], case["provider"]
+    rivals.get(TASKS[task], name).check_available(case["device"], case["dtype"])
+    if name in NEEDS:
+        NEEDS[name](case["device"])
 
 
 class Setup(Operation):
@@ -502,9 +519,8 @@ class Setup(Operation):
             def once() -> None:
                 calls[0]()
 
-            return Turn(
-                once, figures=_peaks(calls[0]) if judged and timed["device"] == "cuda" else {}
-            )
+            weighed = judged and timed["device"] == "cuda"
+            return Turn(once, figures=_peaks(calls[0]) if weighed else {})
         kept: list[Results] = []
 
         def every() -> None:
@@ -532,14 +548,16 @@ class Setup(Operation):
 def _peaks(call: Callable[[], Results]) -> Figures:
     """MiB at the peak over what lay there, and how much of it is gradients."""
     given: Results = {}
-    peak = peak_over_mib(lambda: given.update(call()))
-    gradients = mib_of(tensor for name, tensor in given.items() if name.startswith("d_"))
+    peak = allocator.peak(lambda: given.update(call()), "cuda")
+    gradients = allocator.mib_of(tensor for n, tensor in given.items() if n.startswith("d_"))
     return {"peak_mib": peak, "gradients_mib": gradients}
 
 
-RACE = Race(
-    setup=Setup, settings=llama.few_threads, available=available, work=work, bursts=False,
-    fields=("experiment", "batch_size", "context_length", "hidden_size", "vocabulary", "dtype",
-            "launch", "device"),
-    seconds=0.5, most=30,
-)  # fmt: skip
+def race(cases: Sequence[Case]) -> list[Row]:
+    """The rivals of a task at one width and direction, in turns."""
+    same = ("experiment", "batch_size", "context_length", "hidden_size", "vocabulary", "dtype",
+            "launch", "device")  # fmt: skip
+    return timed(
+        cases, Setup, same=same, available=available, settings=patched.few_threads, work=work,
+        rounds=int(cases[0]["repetitions"]), seconds=SECONDS, most=MOST, bursts=False,
+    )  # fmt: skip

@@ -1,8 +1,9 @@
 """The arms: what each changes in a model, and what is then called with tokens and labels."""
 
 import sys
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
 from types import FunctionType
 from typing import Any
 
@@ -12,10 +13,13 @@ from torch import nn
 import fusedlib
 from fusedlib.bench.arguments import require_known
 from fusedlib.bench.attempt import Unavailable
-from measure.llama.models import Call, build
+from fusedlib.launch import has_kernels
 from measure.racing import fresh, rivals
 from measure.racing.cases import Case
 from measure.racing.rivals import Task, rival
+from study.mlp import PLAIN_PATH
+from study.patched.models import CONFIGS, Call, build, tokens
+from study.patched.trainer import capture
 
 TASK = Task[[nn.Module], Call]("llama")
 BASELINE = "huggingface"
@@ -30,8 +34,52 @@ WHOLE = frozenset({"whole"})
 
 
 def require_possible(case: Case) -> None:
-    """Raise `Unavailable` where the device or a package is missing."""
-    rivals.get(TASK, case["provider"]).check_available(case["device"], case["dtype"])
+    """Raise `Unavailable` where the device or a package is missing, or an arm does not take a model
+    or cannot be captured.
+    """
+    arm = rivals.get(TASK, case["provider"])
+    arm.check_available(case["device"], case["dtype"])
+    if arm.name == "inductor-causal" and CONFIGS[case["model"]].get("family") == "Gemma2":
+        raise Unavailable("scaled_dot_product_attention has no soft cap for this model's scores")
+    if arm.name == "liger-graph" and (why := _why_not_captured("liger")):
+        raise Unavailable(f"its step cannot be captured: {why}")
+
+
+@cache
+def _why_not_captured(arm: str) -> str:
+    """What a capture of an arm's small model says in a process of its own: one that fails can leave
+    the allocator of its process useless.
+    """
+    try:
+        fresh.run(f"{__name__}:try_capture", {"arm": arm}, timeout_s=120)
+    except fresh.FreshProcessError as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
+def try_capture(arm: str, start: Mapping[str, float]) -> None:
+    """Entry of a fresh process: capture the step of a small model of this arm."""
+    model = build("two layers", torch.bfloat16, "cuda")
+    call = rivals.get(TASK, arm).build(model)
+    capture(model, call, tokens("two layers", 2, 128, "cuda"))
+
+
+def path_of(case: Case) -> str | None:
+    """Which code our arms run on these tokens; of others nothing."""
+    if not case["provider"].startswith("fused"):
+        return None
+    return "kernels" if has_kernels(torch.device(case["device"])) else PLAIN_PATH
+
+
+@contextmanager
+def few_threads(case: Case) -> Iterator[None]:
+    """One thread on a CPU: small models wait longer for a second one than it helps."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if case["device"] == "cpu" else threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @rival(TASK, BASELINE, requires=("transformers",))
@@ -81,8 +129,6 @@ def causal_attention() -> str:
 def compiled_causal(model: nn.Module) -> Call:
     """torch.compile of the whole model, dynamic=False, attention by the flag is_causal."""
     transformers_model: Any = model
-    if getattr(transformers_model.config, "attn_logit_softcapping", None):
-        raise Unavailable("scaled_dot_product_attention has no soft cap for this model's scores")
     transformers_model.set_attn_implementation(causal_attention())
     return torch.compile(model, dynamic=False)
 
@@ -190,8 +236,4 @@ def fused_captured(model: nn.Module) -> Call:
        traits=frozenset({"graph"}))  # fmt: skip
 def liger_captured(model: nn.Module) -> Call:
     """Liger with all its switches, forward and backward captured in one CUDA graph."""
-    try:  # a capture that fails can leave the allocator of its process useless
-        fresh.run("measure.llama.trainer:try_capture", {"arm": "liger"}, timeout_s=120)
-    except fresh.FreshProcessError as error:
-        raise Unavailable(f"its step cannot be captured: {str(error).splitlines()[0]}") from None
     return with_liger(model, SWITCHES)

@@ -1,23 +1,17 @@
 """One arm alone: what fills its memory, and how far it reaches."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from fusedlib.bench.attempt import Unavailable, forget_compiled, free_memory, is_out_of_memory
-from measure.llama.arms import alone, require_possible
-from measure.llama.models import CONFIGS, tokens
-from measure.llama.races import few_threads, path_of, work
-from measure.llama.trainer import LlamaTrainer
-from measure.llama.training import train
+from fusedlib.bench.attempt import free_memory, is_out_of_memory
 from measure.racing.cases import Case
 from measure.racing.settings import MIB
-from measure.recording import paths
 from study import allocator
 from study.allocator import History, KnownAddresses, curve, total
+from study.patched import CONFIGS, LlamaTrainer, alone, path_of, tokens
 from study.trainer import watched_steps
 
 GROWING = {"batch": 1, "context": 256}
@@ -40,16 +34,8 @@ def memory(case: Case) -> dict[str, Any]:
 
     _, watch = watched_steps(make, torch.device(case["device"]), 2)
     figures = _split(watch.history, watch.addresses, CONFIGS[case["model"]]["vocab_size"])
-    if case["device"] == "cuda":
-        file = snapshot_path(case)
-        figures |= {"snapshot": file.name, "snapshot_mib": watch.save(file) / MIB}
-    return figures | work(case) | {"path": path_of(case)}
-
-
-def snapshot_path(case: Case) -> Path:
-    """Where an arm's snapshot lies, to be opened on https://pytorch.org/memory_viz."""
-    name = f"llama-{case['provider']}-{case['batch_size']}x{case['context_length']}.pickle"
-    return paths.build_dir() / "snapshots" / name.replace(" ", "-")
+    tokens_of = case["batch_size"] * case["context_length"]
+    return figures | {"tokens": tokens_of, "path": path_of(case)}
 
 
 def _split(history: History, addresses: KnownAddresses, vocabulary: int) -> dict[str, Any]:
@@ -76,13 +62,7 @@ def _split(history: History, addresses: KnownAddresses, vocabulary: int) -> dict
 
 
 def limit(case: Case) -> dict[str, Any]:
-    """The largest batch, or the longest context, whose whole step fits.
-
-    Raises:
-        Unavailable: away from CUDA, where memory has no such end.
-    """
-    if case["device"] != "cuda":
-        raise Unavailable("only a CUDA card's memory has an end that a step meets")
+    """The largest batch, or the longest context, whose whole step fits, on a CUDA card."""
     model, call = alone(case)
     program = LlamaTrainer(model, call, tokens(case["model"], 1, 2, "cuda"), optimizer=True)
     grows, unit = case["grows"], GROWING[case["grows"]]
@@ -148,24 +128,3 @@ def furthest(
             guess = middle if low in tried else max(middle, guess - step)
         step *= 2
     return low, high, tried, slope
-
-
-MEASURES: dict[str, Callable[[Case], dict[str, Any]]] = {
-    "memory": memory, "limit": limit, "first-steps": train,
-}  # fmt: skip
-
-
-def measure(case: Case) -> dict[str, Any]:
-    """The figures of a case of `MEASURES`.
-
-    Raises:
-        Refused: it cannot run here.
-    """
-    require_possible(case)
-    free_memory()
-    forget_compiled()
-    try:
-        with few_threads(case):
-            return MEASURES[case["experiment"]](case)
-    finally:
-        free_memory()

@@ -1,0 +1,346 @@
+"""Whole Llama training steps: who computes them, what they hold, how far they reach.
+
+experiment      what is measured
+step            forward and backward, or a whole step with AdamW, all arms in turns
+families        forward and backward of other families of models
+loss norm rope  one operation alone, beside what bounds it
+memory          two steps watched by the allocator's history: what fills the peak
+limit           the largest batch or the longest context whose step fits
+distributed     training under DeepSpeed with weights in the host's memory
+sustained       forward and backward under load, with energy; `product` is a plain product so
+fp32            steps in fp32, at a setting of torch's fp32 products
+first-steps     losses of a training's first steps, beside those with exact gradients
+gradients       errors of gradients at weights of a Hugging Face training
+"""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fusedlib.bench import sustained
+from fusedlib.bench.arguments import require_known, require_least
+from fusedlib.bench.attempt import forget_compiled, free_memory
+from fusedlib.bench.turns import Turn
+from measure.racing import rivals, roofline
+from measure.racing.cases import Case, Row, device_of, grid
+from measure.racing.settings import DTYPES, MIB
+from study import distributed
+from study.llama import alone, operations, races
+from study.llama.training import (
+    FIRST_STEPS,
+    MOMENT_SEEDS,
+    MOMENTS,
+    SEEDS,
+    Trajectory,
+    train,
+    wrong_gradients,
+)
+from study.patched import BASELINE, CONFIGS, EXACT, OTHER_ATTENTION, TASK, few_threads
+from study.race import each
+from study.run import sized
+
+QUICK: dict[str, Any] = {
+    "device": "auto",  # cuda, cpu, or auto for the best there is
+    "experiments": ["all"],  # which of the table above are measured
+    "model": "two layers",  # of study.patched.CONFIGS
+    "dtype": "float32",  # of weights, gradients and moments
+    "more_dtypes": [],  # in which the headline's size is run besides
+    "arms": ["huggingface", "liger", "fused", "fused-loss"],  # at the headline's size; or all
+    "few": ["huggingface", "liger-without-flce", "liger", "fused"],  # at the other sizes
+    "batch_size": 4,  # sequences at the headline's size
+    "context": 32,  # tokens a sequence there
+    "batches": [1, 8],  # sequences of batch_context tokens
+    "batch_context": 16,  # tokens a sequence where the batch grows
+    "contexts": [16, 64],  # tokens a sequence where the context grows, headline's batch
+    "families": ["two Qwen3 layers"],  # models at the headline's batch and context
+    "family_arms": ["huggingface", "liger", "fused"],  # in these models
+    "stepped": ["huggingface", "liger", "fused"],  # arms of whole steps, memory and limits
+    "loaded": ["huggingface", "fused"],  # arms that also run sustained, with energy
+    "load_seconds": 0.2,  # of a sustained measurement, after heating
+    "gemm_size": 256,  # rows and columns of the plain product under load
+    "precise": [],  # arms in fp32, at both settings of its products
+    "trained": ["huggingface", "liger", "liger-fp32", "fused"],  # arms that train
+    "train_model": "two layers",  # that is trained
+    "train_steps": 10,  # of a training, or at most
+    "train_tokens": 16,  # tokens a sequence of that training, of eight sequences a step
+    "offloaded": ["huggingface", "liger", "fused"],  # arms under DeepSpeed
+    "offload_batches": [2],  # sequences of batch_context tokens under DeepSpeed
+    "offload_steps": 3,  # measured steps under DeepSpeed
+    "operation_rivals": ["all"],  # beside whom loss, norm and rope run; inductor by its name
+    "operation_widths": [64, 128],  # hidden sizes of loss, norm and rope
+    "vocabulary": 1000,  # of that loss
+    "repetitions": 2,  # rounds that are measured at least
+    "host_bound_repetitions": 2,  # of steps of few tokens, where the host may set the pace
+}
+FULL: dict[str, Any] = QUICK | {
+    "model": "Llama-3.2-1B", "dtype": "bfloat16", "more_dtypes": ["float16"], "arms": ["all"],
+    "batch_size": 4, "context": 2048, "batches": [1, 4, 8, 32, 112], "batch_context": 1024,
+    "contexts": [512, 8192, 24576],
+    "families": ["Llama-3.2-1B", "Qwen3-0.6B", "Gemma-2-2B, 8 layers", "Phi-3-mini, 8 layers",
+                 "Mistral-7B, 6 layers"],
+    "family_arms": ["huggingface", "liger-without-flce", "liger", "fused", "inductor",
+                    "inductor-causal", "fused-inductor"],
+    "loaded": ["huggingface", "liger", "fused", "fused-graph", "inductor", "fused-inductor"],
+    "load_seconds": 1.0, "gemm_size": 8192, "precise": ["huggingface", "liger", "fused"],
+    "train_model": "four layers", "train_steps": 200, "train_tokens": 512,
+    "offloaded": ["huggingface", "liger-without-flce", "liger", "fused"], "offload_batches": [8],
+    "operation_rivals": ["all", "inductor"], "operation_widths": [2048, 4096],
+    "vocabulary": 128256, "repetitions": 6, "host_bound_repetitions": 30,
+}  # fmt: skip
+PROFILES = {"quick": QUICK, "full": FULL}
+STEPS, OPERATIONS = ("step", "families", "fp32", "sustained"), (*operations.TASKS,)
+EXPERIMENTS = (*STEPS, *OPERATIONS, "memory", "limit", "distributed", "product", "gradients",
+               "first-steps")  # fmt: skip
+TRAINED_BATCH, LEARNING_RATE = 8, 3e-4
+HOST_BOUND_TOKENS = 4096  # of a step; above, the card computes for longer than the host issues
+
+
+def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
+    """What is measured, as the table above has it.
+
+    Raises:
+        ValueError: an unknown size, experiment, model, arm or dtype, or a number below one.
+    """
+    s = sized(PROFILES, profile, sizes)
+    s.device = device_of(s.device)
+    require_known("experiment", s.experiments, ["all", *EXPERIMENTS])
+    require_known("model", [s.model, s.train_model, *s.families], CONFIGS)
+    require_known("dtype", [s.dtype, *s.more_dtypes], DTYPES)
+    require_least(1, batches=s.batches, contexts=s.contexts)
+    require_least(2, context=s.context, batch_context=s.batch_context, train_tokens=s.train_tokens)
+    listed = _steps(s)
+    for name in s.families:
+        turns = _turns(s) | {"model": name}
+        listed += arms("families", s.family_arms, group="families", **turns)
+    size = {"batch_size": s.batch_size, "context_length": s.context}
+    for task in operations.TASKS:
+        listed += operations.cases(
+            task, s.operation_rivals, widths=s.operation_widths, vocabulary=s.vocabulary,
+            dtype=s.dtype, device=s.device, repetitions=s.repetitions, **size,
+        )  # fmt: skip
+    listed += arms("memory", s.stepped, **_headline(s))
+    for grows, length in (("batch", s.batch_context), ("context", s.context)):
+        there = _headline(s) | {"context_length": length}
+        listed += arms("limit", s.stepped, grows=grows, **there)
+    listed += distributed.cases(
+        ["offload-throttled"], s.offloaded, model=s.model, processes=[1],
+        batch_sizes=s.offload_batches, context_length=s.batch_context, dtype="bfloat16",
+        optimizer="adamw", checkpointing=True, warmup_steps=1, steps=s.offload_steps,
+        device=s.device,
+    )  # fmt: skip
+    once = arms("sustained", s.loaded, group="arms", **_turns(s) | {"repetitions": 1})
+    for number in (1, 2):  # the second round in the opposite order: drift hits all alike
+        more = {"round": number, "seconds": s.load_seconds}
+        listed += [case | more for case in (once if number == 1 else once[::-1])]
+    ceilings = roofline.cases(
+        s.device, [s.dtype], gemm_size=s.gemm_size, copy_mib=1, repetitions=1
+    )  # fmt: skip
+    listed += [
+        case | {"experiment": "product", "seconds": s.load_seconds}
+        for case in ceilings if case["ceiling"] == roofline.GEMM
+    ]  # fmt: skip
+    there = {"dtype": "float32", "group": "fp32", "repetitions": max(1, s.repetitions // 2)}
+    for precision in ("highest", "high"):
+        listed += arms("fp32", s.precise, precision=precision, **_turns(s) | there)
+    listed += _trained(s)
+    return [c for c in listed if {"all", c["experiment"]} & {*s.experiments}]
+
+
+def arms(experiment: str, names: list[str], **shared: Any) -> list[dict[str, Any]]:
+    """A case an arm; `names` of arms, or all."""
+    return grid({"experiment": experiment, **shared}, provider=rivals.chosen(TASK, names))
+
+
+def _headline(s: SimpleNamespace) -> dict[str, Any]:
+    return {
+        "model": s.model, "device": s.device, "batch_size": s.batch_size,
+        "context_length": s.context, "dtype": s.dtype,
+    }  # fmt: skip
+
+
+def _turns(s: SimpleNamespace) -> dict[str, Any]:
+    """The headline in turns, forward and backward."""
+    return _headline(s) | {"optimizer": False, "repetitions": s.repetitions}
+
+
+def _steps(s: SimpleNamespace) -> list[dict[str, Any]]:
+    listed = arms("step", s.arms, group="arms", **_turns(s))
+    for dtype in s.more_dtypes:
+        listed += arms("step", s.few, group="arms", **_turns(s) | {"dtype": dtype})
+    listed += arms("step", s.stepped, group="whole", **_turns(s) | {"optimizer": True})
+    shapes = [(n, s.batch_context) for n in s.batches] + [(s.batch_size, n) for n in s.contexts]
+    for count, length in shapes:
+        few = count * length <= HOST_BOUND_TOKENS
+        there = {"batch_size": count, "context_length": length}
+        there["repetitions"] = s.host_bound_repetitions if few else max(1, s.repetitions // 2)
+        listed += arms("step", s.few, group="sizes", **_turns(s) | there)
+    return listed
+
+
+def _trained(s: SimpleNamespace) -> list[dict[str, Any]]:
+    """First steps of trainings, and gradients along one, over some seeds."""
+    training = {
+        "model": s.train_model, "dtype": s.dtype, "batch_size": TRAINED_BATCH, "device": s.device,
+        "context_length": s.train_tokens, "learning_rate": LEARNING_RATE,
+    }  # fmt: skip
+    alike, steps = [BASELINE, OTHER_ATTENTION, *s.trained], min(FIRST_STEPS, s.train_steps)
+    listed = []
+    for seed in range(min(SEEDS, s.repetitions)):
+        listed += arms("first-steps", [EXACT, *alike], seed=seed, steps=steps, **training)
+    for seed in range(MOMENT_SEEDS):
+        for step in (moment for moment in MOMENTS if moment <= s.train_steps):
+            listed += arms("gradients", alike, seed=seed, step=step, **training)
+    return listed
+
+
+# --- measuring -----------------------------------------------------------------------------------
+
+TRAJECTORY = Trajectory()
+"""Kept from a race of gradients to the next one: its training goes on there."""
+
+
+def measure(race: list[Case]) -> list[Row]:
+    """A row a case: times in turns or under load, or the figures of an arm alone."""
+    experiment = race[0]["experiment"]
+    if experiment != "gradients":
+        TRAJECTORY.forget()
+    if experiment in STEPS:
+        return races.race(race)
+    if experiment in OPERATIONS:
+        return operations.race(race)
+    return each(race, _alone)
+
+
+def available(case: Case) -> None:
+    """Raise `Unavailable` for what cannot run here, before anything is made."""
+    experiment = case["experiment"]
+    if experiment in OPERATIONS:
+        operations.available(case)
+    elif experiment == "distributed":
+        distributed.require_available(case)
+    elif experiment == "product":
+        races.require_cuda(case, "sustained runs need a CUDA GPU")
+    else:
+        races.available(case)
+    if experiment == "limit":
+        races.require_cuda(case, "only a CUDA card's memory has an end that a step meets")
+
+
+def _alone(case: Case) -> dict[str, Any]:
+    """The figures of a case that shares no clock.
+
+    Raises:
+        Refused: it cannot run here.
+    """
+    available(case)
+    measured = {
+        "memory": alone.memory, "limit": alone.limit, "first-steps": train,
+        "gradients": TRAJECTORY.measure, "distributed": distributed.measure, "product": _product,
+    }[case["experiment"]]  # fmt: skip
+    free_memory()
+    if case["experiment"] != "gradients":
+        forget_compiled()
+    try:
+        with few_threads(case):
+            return measured(case)
+    finally:
+        free_memory()
+
+
+def _product(case: Case) -> dict[str, Any]:
+    """Time, `flops`, `joules` and power of a plain product under load: what a FLOP takes."""
+    with roofline.precision_of(case["precision"]):
+        turn = Turn(roofline.square_product(case))
+        figures = sustained.under_load(turn, case["device"], sustained.HEAT_S, case["seconds"])
+    return {**figures, "median_ms": figures["burst_median_ms"], "flops": 2 * case["size"] ** 3}
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "temporaries")
+"""Of a peak, by the names of the rows' `peak_…_mib`."""
+SWITCHES = {
+    "fused": "all", "liger": "all", "liger-without-flce": "all but the loss",
+    "fused-rms-norm": "norms", "liger-rms-norm": "norms", "fused-loss": "loss",
+    "liger-flce": "loss", "fused-rope": "RoPE", "liger-rope": "RoPE", "fused-mlp": "MLP",
+    "liger-swiglu": "MLP", "fused-attention": "q, k and v", "huggingface": "none",
+}  # fmt: skip
+JUDGED = ["parameters", "gradient_errors", "usual_errors"]
+USED = [
+    "experiment", "provider", "group", "dtype", "batch_size", "context_length", "tokens",
+    "median_ms", "samples_ms", "tokens_per_s", "peak_mib", "host_mib", "activations_mib", "joules",
+    "losses", "seed", *JUDGED, *(f"peak_{name}_mib" for name in PARTS),
+]  # fmt: skip
+
+
+def derive(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with what follows from them.
+
+    `family` is whose implementation it is, and `switch` what it replaces of Hugging Face's;
+    `sequences` is batch × context, and `token_mj` the energy of a token.
+    Errors of gradients are over Hugging Face's own at the same weights: `worst_gradient` is the
+    largest, and `missed` counts those that the rule of `wrong_gradients` refuses.
+    """
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *USED])))
+    counts = ["batch_size", "context_length", "tokens", "median_ms", "tokens_per_s", "joules"]
+    batch, context, tokens, ms, rate, joules = (rows[name].astype(float) for name in counts)
+    tokens = tokens.fillna(batch * context)
+    judged = [_judged(row) for row in rows[[*JUDGED, "dtype"]].to_dict("records")]
+    worst, missed = zip(*judged, strict=True) if judged else ((), ())
+    sequences = [f"{n:.0f} × {length:,.0f}" for n, length in zip(batch, context, strict=True)]
+    order = pd.Series(sequences, rows.index).loc[tokens.sort_values(kind="stable").index].unique()
+    providers = rows["provider"].astype(str)
+    family = providers.str.extract(r"^(fused|liger|inductor)", expand=False)
+    gib = {f"{name}_gib": rows[f"{name}_mib"] / 1024 for name in ("peak", "host", "activations")}
+    return rows.assign(
+        tokens=tokens, tokens_per_s=rate.fillna(1e3 * tokens / ms), token_mj=1e3 * joules / tokens,
+        sequences=pd.Categorical(sequences, order), worst_gradient=worst, missed=missed,
+        family=family.fillna(rows["provider"]), switch=rows["provider"].map(SWITCHES), **gib,
+    )  # fmt: skip
+
+
+def _judged(row: Mapping[str, Any]) -> tuple[float, float]:
+    """The largest error of a gradient over the usual one, and how many the rule refuses."""
+    if not isinstance(row["parameters"], list):
+        return np.nan, np.nan
+    missed, errors = len(wrong_gradients(row)), row["gradient_errors"]
+    if not isinstance(errors, list):
+        return np.inf, missed
+    over = np.array(errors, float) / np.array(row["usual_errors"], float)
+    return float(np.nan_to_num(over, nan=np.inf).max()), missed
+
+
+def from_tables(tables: pd.DataFrame) -> pd.DataFrame:
+    """Published figures, as `press.show.published` has them, in the columns of the rows.
+
+    All of a published peak counts as activations: weights, gradients and moments lie in the host's
+    memory. Figures of `experiment` "step" are those that the source draws, of "run" those it logs.
+    """
+    drawn = tables["table"].str.startswith("drawing.py")
+    headline = (tables["batch_size"] == 4) & (tables["context_length"] == 2048)
+    mib = tables["peak_bytes"] / MIB
+    same = {"machine": "published", "set": "published", "status": "ok", "strategy": "published"}
+    rows = tables.assign(
+        **same, race=[f"published {n}" for n in range(len(tables))], dtype="float16",
+        experiment=drawn.map({True: "step", False: "run"}), model="Llama-3.2-1B",
+        group=headline.map({True: "arms", False: "sizes"}), peak_mib=mib, activations_mib=mib,
+        median_ms=1e3 * tables["latency_s"],
+    )  # fmt: skip
+    return derive(rows)
+
+
+def by_figure(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of steps, one for the throughput and one for the memory: `figure`, and its `value`."""
+    rate = rows.assign(figure="rate", value=rows["tokens_per_s"] / 1e3)
+    return pd.concat([rate, rows.assign(figure="memory", value=rows["activations_gib"])])
+
+
+def by_part(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each row of "memory" one for each part of the peak: `part`, and `part_gib`."""
+    peaks = rows[rows["experiment"] == "memory"]
+    return pd.concat(
+        [peaks.assign(part=name, part_gib=peaks[f"peak_{name}_mib"] / 1024) for name in PARTS]
+    )
