@@ -337,6 +337,42 @@ def high_is_tf32_on_a_card_alone(measured: Rows) -> bool:
     return bool(on_card and host["medium"] > 1000 * host["high"] == 1000 * host["highest"])
 
 
+def last_times(measured: Rows) -> "pd.Series[float]":
+    """The newest time of each implementation."""
+    return measured.sort_values("measured_at").groupby("provider")["median_ms"].last()
+
+
+def q_k_and_v_alone_give_nothing(measured: Rows) -> bool:
+    arms = of(measured, experiment="step", group="arms", dtype="bfloat16", model="Llama-3.2-1B")
+    speed = 1 / last_times(arms[arms["recording"] == NEWEST])
+    speed = speed / speed["huggingface"]
+    others = speed[["fused-rms-norm", "fused-rope", "fused-mlp", "fused-loss"]]
+    return bool(abs(speed["fused-attention"] - 1) < 0.01 and others.min() > 1.03)
+
+
+def liger_slower_with_one_sequence(measured: Rows) -> bool:
+    ms = last_times(of(measured, experiment="step", batch_size=1, context_length=1024))
+    return bool(ms["liger"] > 1.3 * ms["huggingface"])
+
+
+def liger_as_long_for_two_families(measured: Rows) -> bool:
+    families = of(measured, experiment="families", recording="2026-11-27-families")
+    ms = families.pivot_table("median_ms", "model", "provider", dropna=False)
+    over = (ms["liger"] / ms["huggingface"])[["Qwen3-0.6B", "Gemma-2-2B, 8 layers"]]
+    return bool(over.between(0.95, 1.05).all())
+
+
+def offloaded_within_a_tenth(measured: Rows) -> bool:
+    ms = last_times(of(measured, experiment="distributed", strategy="offload-throttled"))
+    return bool(len(ms) == 4 and ms.max() < 1.1 * ms.min())
+
+
+def patched_fastest_on_two_cards(measured: Rows) -> bool:
+    two = of(measured, experiment="distributed", processes=2)
+    ms = two.pivot_table("median_ms", "strategy", "provider")
+    return bool(len(ms) == 4 and (ms.idxmin(axis=1) == "fused").all())
+
+
 OF = {config.FRAME: "kernels", "05_precision": "precision", "09_learn": "mnist"}
 """Whose rows a notebook speaks of that is not called like its topic."""
 
@@ -438,6 +474,16 @@ SAID = [
      BOTH, gates_that_train_move_by_a_third),
     ("09_learn", "marks of one seed lie within a tenth of what the seeds span",
      ["nvidia-h200"], seeds_move_the_loss_ten_times_as_far),
+    ("08_model/llama", "q, k and v give nothing by themselves", BOTH,
+     q_k_and_v_alone_give_nothing),
+    ("08_model/llama", "there Liger is slower than Hugging Face", BOTH,
+     liger_slower_with_one_sequence),
+    ("08_model/llama", "Liger takes about as long as Hugging Face for Qwen3 and Gemma 2",
+     ["nvidia-h100"], liger_as_long_for_two_families),
+    ("08_model/llama", "With the weights on the CPU all are within a tenth", ["nvidia-h200"],
+     offloaded_within_a_tenth),
+    ("08_model/compilers", "Whichever way open_llama_3b is divided among two H200s, the patched "
+     "one takes least", ["nvidia-h200"], patched_fastest_on_two_cards),
 ]  # fmt: skip
 
 
