@@ -4,9 +4,9 @@ from collections import defaultdict
 from statistics import median
 from typing import Any
 
-from measure.racing.step_clock import pace_setter
 from measure.recording import paths
 from measure.recording.jsonl import read_objects
+from study.step_clock import pace_setter
 
 RECORDED = paths.RECORDED / "nvidia-h200"
 PROBLEM = (
@@ -57,7 +57,7 @@ def test_the_device_time_of_an_mlp_is_one_number_in_kernels_and_anatomy():
 
 def test_a_step_s_time_is_one_number_wherever_the_card_sets_it():
     """Issue 18: small's fp32 step took 31.4, 44.2 and 30.3 ms in three studies."""
-    steps = rows("06_end_to_end", experiment="step")
+    steps = rows("end_to_end", experiment="step")
     assert steps and all({"issue_ms", "settled"} <= set(row) for row in steps)
     ours = values(steps, STEP, "step_median_ms")
     clocked, kernels = (
@@ -72,12 +72,12 @@ def test_a_step_s_time_is_one_number_wherever_the_card_sets_it():
     assert apart(card, ours, CARD_BOUND) == []
 
 
-def test_a_large_model_s_peak_is_one_number_in_studies_06_and_09():
+def test_a_large_model_s_peak_is_one_number_in_end_to_end_and_model_memory():
     names = ("context_length", "precision", "attention", "batch_size")
     ours, theirs = (
         values(rows(study, model="2.7b", **fields), names, "peak_mib")
         for study, fields in (("model_memory", {"experiment": "pass", "mode": "step"}),
-                              ("06_end_to_end", {"experiment": "step"}))
+                              ("end_to_end", {"experiment": "step"}))
     )  # fmt: skip
     assert len(ours.keys() & theirs.keys()) >= 9
     assert apart(ours, theirs, 1e-3) == []

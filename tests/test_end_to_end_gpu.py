@@ -1,64 +1,69 @@
-"""Study 06 on a GPU: real exhaustion, real rivals, real compilation."""
+"""Whole steps on a GPU: real exhaustion, real rivals, real compilation."""
 
 import pytest
 import torch
 
-from fusedlib.bench.attempt import Unavailable, free_memory
-from measure.end_to_end import cases, measure, races
-from measure.racing import rivals, sustained
-from measure.recording import results
+from fusedlib.bench.attempt import Unavailable
+from measure.racing import rivals
 from outcomes import outcome
+from study import end_to_end, model_race
+from study.race import free
+from study.trainer import WEIGHTS
 
 pytestmark = pytest.mark.gpu
-SHORT = cases.setting("cuda", seconds=0.0, repetitions=2)
+SHORT = end_to_end.setting("cuda", seconds=0.0, repetitions=2)
 
 
-def raced(folder, experiment, precision, context=128):
-    own = results.Recorder("06_end_to_end", "quick", fresh=False, directory=folder)
-    todo = cases.races(SHORT, experiment, ["small"], [context], [precision])
-    own.race(races.RACE, todo)
-    return {row["provider"]: row for row in results.read_rows(own.path)}
+@pytest.fixture(autouse=True)
+def freed():
+    yield
+    free()
+
+
+def raced(experiment, precision, context=128, names=("all",), model="small"):
+    race = end_to_end.races(SHORT, experiment, [model], [context], [precision], names)
+    return {row.case["provider"]: row.as_dict() for row in end_to_end.measure(race)}
 
 
 def test_a_case_out_of_memory_leaves_the_process_able_to_measure_the_next():
     free, _ = torch.cuda.mem_get_info()
     # Attention matrices of a batch that fills the card, but not by so much that it is not tried.
-    fills = cases.setting("cuda", batch_size=free // (12 * 12 * 1024**2 * 4), seconds=0.0)
-    [case] = cases.steps(fills, ["small"], [1024], ["fp32"])
-    _, status, reason = outcome(measure.measure, case)
+    fills = end_to_end.setting("cuda", batch_size=free // (12 * 12 * 1024**2 * 4), seconds=0.0)
+    [case] = end_to_end.steps(fills, ["small"], [1024], ["fp32"])
+    _, status, reason = outcome(end_to_end.figures, case)
     assert status == "oom", reason
-    [following] = cases.steps(SHORT, ["small"], [128], ["fp32"])
-    figures, status, reason = outcome(measure.measure, following)
+    [following] = end_to_end.steps(SHORT, ["small"], [128], ["fp32"])
+    figures, status, reason = outcome(end_to_end.figures, following)
     assert status == "ok", reason
     assert figures["peak_mib"] < 8192, "what ran out was given back"
     assert torch.cuda.memory_allocated() < free / 4
 
 
-@pytest.mark.parametrize("precision", list(cases.WEIGHTS))
+@pytest.mark.parametrize("precision", list(WEIGHTS))
 @pytest.mark.parametrize("name", rivals.names("mlp"))
 def test_every_mlp_is_right_in_a_model(name, precision):
-    [case] = cases.races(SHORT, "mlp", ["small"], [128], [precision], [name])
+    [case] = end_to_end.races(SHORT, "mlp", ["small"], [128], [precision], [name])
     try:
-        races.RACE.available(case)
+        model_race.require_available(case)
     except Unavailable as refusal:
         pytest.skip(str(refusal))
-    with races.cold_compiler(case):
-        figures = races.checked(case)
+    with model_race.cold_compiler(case):
+        figures = model_race.checked(case)
     ours = name.startswith("fused")
     assert (figures["path"] is None) == (not ours)
     assert (figures["path"] == "plain PyTorch") == (ours and precision == "fp32")
 
 
-def test_compiled_models_are_right_compile_once_and_are_freed(tmp_path):
-    row = raced(tmp_path, "model", "fp32")["inductor"]
+def test_compiled_models_are_right_compile_once_and_are_freed():
+    row = raced("model", "fp32")["inductor"]
     assert row["status"] == "ok", row["reason"]
     assert (row["graphs"], row["recompiled"]) == (1, 0) and row["compile_s"] > 1
-    free_memory()
+    free()
     assert torch.cuda.memory_allocated() < 256 * 2**20
 
 
-def test_mlps_take_turns_without_compiling_again_and_hold_no_more_than_eager(tmp_path):
-    rows = raced(tmp_path, "mlp", "bf16", context=256)
+def test_mlps_take_turns_without_compiling_again_and_hold_no_more_than_eager():
+    rows = raced("mlp", "bf16", context=256)
     assert {row["status"] for row in rows.values()} <= {"ok", "unavailable"}, rows
     measured = {name: row for name, row in rows.items() if row["status"] == "ok"}
     assert {"eager", "inductor", "fused"} <= set(measured)
@@ -66,30 +71,26 @@ def test_mlps_take_turns_without_compiling_again_and_hold_no_more_than_eager(tmp
     assert measured["fused"]["held_mib"] < measured["eager"]["held_mib"]
 
 
-def test_under_load_mlps_tell_their_energy(tmp_path):
-    own = results.Recorder("06_end_to_end", "quick", directory=tmp_path)
-    turns = cases.races(SHORT, "mlp", ["small"], [256], ["bf16"], ["eager", "fused"])
-    own.race(races.LOADED, sustained.loaded_cases(turns, seconds=0.3))
-    rows = results.read_rows(own.path)
+def test_under_load_mlps_tell_their_energy():
+    turns = end_to_end.races(SHORT, "mlp", ["small"], [256], ["bf16"], ["eager", "fused"])
+    both = end_to_end.under_load(turns, seconds=0.3)
+    rows = [row.as_dict() for race in (both[:2], both[2:]) for row in end_to_end.measure(race)]
     assert [(r["provider"], r["status"]) for r in rows] == [
         ("eager", "ok"), ("fused", "ok"), ("fused", "ok"), ("eager", "ok"),
     ]  # fmt: skip
     assert all(r["joules"] > 0 and 50 < r["power_w"] < 1500 and r["sm_mhz"] > 200 for r in rows)
 
 
-def test_linear_is_right_in_a_model(tmp_path):
-    own = results.Recorder("06_end_to_end", "quick", directory=tmp_path)
-    wide = cases.races(SHORT, "model", ["large"], [256], ["fp32"], ["eager", "linear"])
-    own.race(races.RACE, wide)
-    rows = {row["provider"]: row for row in results.read_rows(own.path)}
+def test_linear_is_right_in_a_model():
+    rows = raced("model", "fp32", 256, ["eager", "linear"], "large")
     assert {row["status"] for row in rows.values()} == {"ok"}, rows
     assert rows["linear"]["gradients_error"] < 2 * rows["eager"]["gradients_error"]
 
 
 def test_the_profile_sees_kernels_and_casts():
     plain, cast = (
-        measure.measure(case)
-        for case in cases.steps(
+        end_to_end.figures(case)
+        for case in end_to_end.steps(
             SHORT, ["small"], [128], ["fp32", "bf16 autocast"], experiment="profile"
         )
     )

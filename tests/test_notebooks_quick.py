@@ -17,7 +17,6 @@ LOADED = config.load(paths.NOTEBOOKS / "study.toml")
 MEASURING = [part for part in LOADED.studies if part.measure]
 SMALLER = {
     "05_warmup": ("warmups=0,2",),
-    "06_end_to_end": ("models=nano", "seconds=0"),
     "08_profile": ("models=nano",),
 }  # fmt: skip
 """Sizes below those of `quick`, by which no path is lost."""

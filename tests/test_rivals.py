@@ -6,10 +6,8 @@ import pytest
 
 from fusedlib import reference
 from fusedlib.bench.attempt import Unavailable
-from measure.end_to_end import cases as end_to_end
-from measure.end_to_end import races as end_to_end_course
 from measure.racing import rivals
-from study import kernels, memory, mlp
+from study import end_to_end, kernels, memory, mlp, model_race
 from study.race import free
 
 MACHINE = "nvidia-h200"
@@ -40,7 +38,7 @@ def test_a_rival_of_a_notebook_may_be_registered_again_when_it_was_edited(monkey
 
 
 def test_one_function_is_a_rival_in_every_study_that_races_its_operation(monkeypatch, one_thread):
-    """Alone (03), its memory and deep stacks (04), and in a whole model (06): right in each."""
+    """Alone, its memory and deep stacks, and in a whole model: right in each."""
     monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
 
     @mlp.swiglu_mlp("swift", label="Swift MLP")
@@ -60,7 +58,7 @@ def test_one_function_is_a_rival_in_every_study_that_races_its_operation(monkeyp
     for case in held:
         if case["provider"] == "swift":
             assert memory.figures(case)["y_error"] < 1e-6
-    for setup, cases in ((mlp.Setup, alone), (end_to_end_course.Setup, whole)):
+    for setup, cases in ((mlp.Setup, alone), (model_race.Setup, whole)):
         case = next(case for case in cases if case["provider"] == "swift")
         assert setup(case).check(case).figures["settings"] == "Faster than light"
 

@@ -426,7 +426,7 @@ SAID = [
     ("06_attention/attention", "There plain attention and efficient take more than three times as "
      "long, and flash and the default, which is cuDNN, about twice", ["nvidia-h200"],
      short_attention),
-    ("06_end_to_end" + config.DETAILS, "stay below its power limit, at the full clock",
+    ("end_to_end", "stay below its power limit, at the full clock",
      BOTH, below_the_power_limit),
     ("kernels", "In bf16 the GPU then reaches its power limit and lowers its clock",
      BOTH, at_the_power_limit),
@@ -460,7 +460,7 @@ SAID = [
      half_of_the_rounds_go_the_other_way),
     ("anatomy", "a forward pass waits for launches in two older recordings of the H100 alone",
      BOTH, forward_waits_in_two_recordings),
-    ("06_end_to_end", "has a step of `medium` one per cent faster than PyTorch's, not slower",
+    ("end_to_end", "has a step of `medium` one per cent faster than PyTorch's, not slower",
      ["nvidia-h200"], medium_a_per_cent_faster),
     ("llama", "implementation\ntakes about the time that it takes here",
      BOTH, as_long_under_load),

@@ -7,7 +7,7 @@ import torch
 
 from fusedlib.bench import timing
 from fusedlib.bench.turns import Turn
-from measure.racing import step_clock
+from study import step_clock
 from study import trainer as transformer_trainer
 
 LIMITS = {"seconds": 0.5, "blocks": 3, "steps": 10, "settling": 6}

@@ -126,14 +126,14 @@ print(json.dumps([*study.full_cases(sys.argv[1])]))
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name == "06_end_to_end" else pytest.mark.long)
+        pytest.param(name, marks=[] if name == "05_warmup" else pytest.mark.long)
         for name in study.names()
     ],
 )
 @pytest.mark.slow
 def test_a_study_s_cases_do_not_depend_on_what_other_studies_have_imported(name):
     """Who computes an MLP is registered where it is imported: study 06 once lost Liger so."""
-    for other in ("06_end_to_end", "11_compilers"):  # whose imports register most
+    for other in ("08_profile",):  # whose imports register others
         study.full_cases(other)
     here = study.full_cases(name)
     command = [sys.executable, "-c", LISTED, name]

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusedlib.bench import statistics, timing
-from measure.racing import step_clock
 from played_clock import PlayedClock
+from study import step_clock
 
 
 @pytest.fixture

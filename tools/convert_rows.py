@@ -24,6 +24,10 @@ HEAD = ("race", "provider", "recording", "session", "measured_at", "took_s", "st
 MLP = ("tokens", "hidden_size", "intermediate_size", "dtype")
 PROBLEM = ("experiment", "group", *MLP, "precision", "direction", "weight_gradients", "launch")
 IMAGES = ("train_images", "test_images", "width", "device", "batch_size")
+TRAINING = (
+    "experiment", "attention", "inference", "device", "batch_size", "context_length", "model",
+    "precision",
+)  # fmt: skip
 FIELDS = {
     "kernels": {
         "swiglu": (*PROBLEM, "device"),
@@ -53,10 +57,20 @@ FIELDS = {
              *IMAGES, "precision"),
         ),
     },
+    "end_to_end": {
+        **dict.fromkeys(("step", "mlp", "model", "profile"), TRAINING),
+        "sustained": (*TRAINING, "round"),
+        "optimizer": ("experiment", "device", "batch_size", "model", "optimizer"),
+        **dict.fromkeys(
+            ("ceiling", "product"),
+            ("experiment", "ceiling", "size", "dtype", "precision", "device"),
+        ),
+    },
 }  # fmt: skip
 OLD = {
     "kernels": "03_kernels", "anatomy": "02_anatomy", "precision": "12_precision",
     "mnist": "13_mnist", "compilers": "11_compilers", "llama": "10_llama",
+    "end_to_end": "06_end_to_end",
 }  # fmt: skip
 ARM = ("experiment", "model", "dtype", "batch_size", "context_length", "device")
 OPERATION = ("experiment", "batch_size", "context_length", "hidden_size", "dtype", "launch",
@@ -121,6 +135,15 @@ def llama(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
+def end_to_end(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of study 06 by the names of the topic: a step alone is PyTorch's."""
+    if row["experiment"] == "sustained":
+        assert row.pop("race") == "mlp"
+    if row["experiment"] in ("step", "profile"):
+        row["provider"] = "eager"
+    return row
+
+
 FIELDS["kernels"]["race"] = FIELDS["kernels"].pop("swiglu")
 
 
@@ -143,8 +166,11 @@ def converted(topic: str, row: dict[str, Any], recorded: list[dict[str, Any]]) -
     """A row of the topic."""
     row = dict(row)
     old_id, when = row.pop("case"), row["measured_at"]
-    known = {"kernels": kernels, "mnist": mnist, "compilers": compilers, "llama": llama}
-    row = known.get(topic, lambda row: row)(row)
+    renames = {
+        "kernels": kernels, "mnist": mnist, "compilers": compilers, "llama": llama,
+        "end_to_end": end_to_end,
+    }  # fmt: skip
+    row = renames.get(topic, lambda row: row)(row)
     if "run" in row:
         row["old_run"] = row.pop("run")
     case = {name: row.get(name) for name in FIELDS[topic][row["experiment"]]}

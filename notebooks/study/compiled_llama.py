@@ -22,11 +22,11 @@ from fusedlib.bench.attempt import Unavailable, Wrong, free_memory
 from fusedlib.bench.statistics import summarize
 from fusedlib.bench.turns import Checked, Turn
 from fusedlib.patch.cache_argument import CACHE
-from measure.racing import rivals, step_clock
+from measure.racing import rivals
 from measure.racing.cases import Case
 from measure.racing.rivals import Task, rival
 from measure.racing.settings import matmul_settings
-from study import patched
+from study import patched, step_clock
 from study.allocator import mib_of, peak
 from study.compiling import (
     LEAST_CALLS,
@@ -41,6 +41,7 @@ from study.patched import BASELINE
 
 Call = Callable[..., Any]
 PROMPT, FORCED, TURN = 6, 8, 20  # tokens: of the prompt, that are checked, of a turn
+
 STEPS = 2  # of a training's turn, after one that gives the host its head start
 SHORTEST = 16  # tokens a sequence, where lengths change
 sgd = partial(torch.optim.SGD, lr=6e-4, weight_decay=0.1, foreach=True)  # as published

@@ -21,11 +21,11 @@ from torch.nn.functional import linear, log_softmax, nll_loss
 from fusedlib import reference
 from fusedlib.bench.arguments import require_known
 from fusedlib.ops.mlp import function as functional
-from measure.racing import step_clock
 from measure.racing.rivals import Task, get, rival
 from measure.racing.settings import matmul_settings
-from measure.racing.step_clock import Section
+from study import step_clock
 from study.digits import Batch, Split
+from study.step_clock import Section
 
 BASELINE = "eager"
 FROZEN, WRONG = "frozen", "wrong"

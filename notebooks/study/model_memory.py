@@ -26,12 +26,12 @@ from measure.racing.memory import require_memory
 from measure.racing.settings import MIB
 from models import activations, checkpointed, transformer
 from models.checkpointed import CheckpointPlan
-from models.transformer import BATCH_SIZE, TransformerConfig, config
+from models.transformer import BATCH_SIZE, config
 from study import allocator
 from study.allocator import Casts, Watch, curve, total, watching
 from study.race import each
 from study.run import sized
-from study.trainer import Trainer, gradients_of, moments_of, watched_steps
+from study.trainer import Trainer, gradients_of, moments_of, shape_of, watched_steps
 
 QUICK: dict[str, Any] = {
     "device": "auto",  # cuda, cpu, or auto for the best there is
@@ -112,12 +112,6 @@ def setting(
         "model": model, "context_length": context_length, "batch_size": batch_size,
         "attention": attention, "precision": precision, "device": device_of(device),
     }  # fmt: skip
-
-
-def shape_of(case: Mapping[str, Any]) -> TransformerConfig:
-    """The configuration that a case or a row speaks of."""
-    context, attention = int(case["context_length"]), str(case["attention"])
-    return config(str(case["model"]), context_length=context, attention=attention)
 
 
 def plan_of(case: Mapping[str, Any]) -> CheckpointPlan:

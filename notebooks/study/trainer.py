@@ -4,7 +4,7 @@ Such a series answers for all warm-up settings at once: steps 1 to 10 are what "
 measures, steps 2 to 11 "one warm-up step", and so on. `step_clock` times settled steps.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Self
@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fusedlib.bench.arguments import require_known
-from fusedlib.bench.attempt import free_memory, is_out_of_memory
+from fusedlib.bench.attempt import Unavailable, free_memory, is_out_of_memory
 from fusedlib.bench.timing import synchronize
-from measure.racing import step_clock
 from measure.racing.cases import Case
-from models.transformer import Transformer, config, loss
+from measure.racing.memory import require_memory
+from models.transformer import Transformer, TransformerConfig, config, loss
+from study import step_clock
 from study.allocator import Casts, Watch, watching
 
 # What a direction runs, and which of its sections is its time.
@@ -32,6 +33,37 @@ TIMED = {"forward": "forward", "backward": "backward"}
 WEIGHTS = {"fp32": "float32", "bf16 autocast": "float32", "bf16": "bfloat16"}
 """Dtype of the weights by precision; fp32 products are IEEE's, not TF32's."""
 LEARNING_RATE = 1e-4
+
+
+def shape_of(case: Mapping[str, Any]) -> TransformerConfig:
+    """The configuration that a case or a row speaks of."""
+    context, attention = int(case["context_length"]), str(case["attention"])
+    return config(str(case["model"]), context_length=context, attention=attention)
+
+
+def require_possible(case: Case) -> None:
+    """Whether a case is worth a try.
+
+    Raises:
+        Unavailable: its device is not here.
+        TooLarge: weights, gradients, moments and attention matrices are far above the memory.
+    """
+    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not here.get(case["device"], True):
+        raise Unavailable(f"this machine has no {case['device']} device")
+    if "precision" in case and "context_length" in case:
+        require_memory(least_bytes(case) / 2**30, case["device"])
+
+
+def least_bytes(case: Case) -> int:
+    """What a step cannot do without: weights, gradients, two moments, and what softmax gives.
+
+    The last in plain attention alone: L matrices of B·H·T² numbers, which the backward pass reads.
+    """
+    model, size = shape_of(case), getattr(torch, WEIGHTS[case["precision"]]).itemsize
+    pairs = case["batch_size"] * model.num_heads * model.context_length**2
+    matrices = model.num_layers * pairs if model.attention == "plain" else 0
+    return (4 * model.num_parameters + matrices) * size
 
 
 def adamw(parameters: Iterable[Parameter], kind: str = "foreach") -> torch.optim.AdamW:

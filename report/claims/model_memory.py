@@ -4,7 +4,8 @@ import pandas as pd
 
 from models.activations import cast_weights
 from press.say import claim
-from study.model_memory import block_bytes, moments, shape_of
+from study.model_memory import block_bytes, moments
+from study.trainer import shape_of
 
 MIB, GIB = 2**20, 2**30
 LARGE = (

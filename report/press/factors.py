@@ -78,9 +78,16 @@ def factors() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def _of_topic(name: str) -> pd.DataFrame:
+    """Every row of a topic by the names that studies' rows have, until all studies are topics."""
+    rows = recorded.load(name, sessions=True).rename(columns={"old_run": "run"})
+    return rows.assign(machine=rows["machine"].map(key_of), recording=rows["set"], study=name)
+
+
 def eager_steps() -> pd.DataFrame:
-    """Every eager training step that a session of two studies clocked on a GPU, and `of` which."""
-    steps = pd.concat([study(name).assign(of=name) for name in ("end_to_end", "profile")])
+    """Every eager training step that a session of two topics clocked on a GPU, and `of` which."""
+    each = {"end_to_end": _of_topic("end_to_end"), "profile": study("profile")}
+    steps = pd.concat([rows.assign(of=name) for name, rows in each.items()])
     return steps.query(
         "provider == 'eager' and attention == 'plain' and device == 'cuda' and "
         "experiment != 'mlp' and status == 'ok' and step_median_ms.notna()"
@@ -207,7 +214,8 @@ def _of_the_layer() -> Iterator[Pair]:
 def _of_steps() -> Iterator[Pair]:
     """Autocast's and torch.compile's. Each experiment of a recording clocked eager steps anew."""
     by = ["machine", "study", "recording", "experiment"]
-    compiled = study("end_to_end").of(experiment="model", precision="fp32")
+    compiled = _of_topic("end_to_end").query("experiment == 'model' and precision == 'fp32'")
+    gain = ratio(compiled, over="eager", value="both_median_ms").query("provider == 'inductor'")
     selected = "backend == 'cuda' and direction == 'forward+backward' and warmup_steps.isna()"
     clocks = {
         name: own.pivot_table("both_median_ms", by, "precision", observed=True)
@@ -221,14 +229,13 @@ def _of_steps() -> Iterator[Pair]:
                    _stated("end_to_end", alone, "precision", "float32", "bfloat16 autocast",
                            "mean_ms"), cast)  # fmt: skip
     for name in MODELS:
-        own = compiled.of(model=name)
-        after = own[(own["provider"] == "inductor") & (own["status"] == "ok")]
-        after = after.groupby("machine", observed=True)["both_median_ms"].median()
+        own = gain[gain["model"] == name].set_index("machine")
+        after = own.groupby("machine")["both_median_ms"].median()
         fp32 = clocks[name]["fp32"].dropna().droplevel(by[1:])
         yield Pair("001", f"torch.compile, {name}",
                    _stated("end_to_end", f"{selected} and model == '{name}' and precision == "
                            "'float32'", "compile", False, True, "mean_ms"),
-                   _raced(own, "eager", "inductor", "both_median_ms"),
+                   own["ratio"],
                    (fp32 / after.reindex(fp32.index)).dropna())  # fmt: skip
 
 

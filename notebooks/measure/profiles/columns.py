@@ -7,9 +7,9 @@ import pandas as pd
 
 from measure.profiles import classes
 from measure.profiles.measure import ALL_SECTIONS, REST, SECTIONS
-from measure.racing.step_clock import pace_setter
 from measure.study import Column
 from models import transformer
+from study.step_clock import pace_setter
 
 CASE = ["model", "precision", "context_length", "attention", "provider"]
 IDLE, OTHERS = "GPU idle", "others"
@@ -25,7 +25,7 @@ FIGURES = [
     "step_median_ms", "issue_ms",
 ]  # fmt: skip
 SETTERS = {"card": "GPU", "host": "CPU"}
-"""Who sets the pace of a step, by `measure.racing.step_clock.pace_setter`'s words."""
+"""Who sets the pace of a step, by `study.step_clock.pace_setter`'s words."""
 HOW = ("measured", "counted bytes", "counted FLOPs")
 
 COLUMNS = {

@@ -25,17 +25,16 @@ from torch import Tensor
 from fusedlib.bench import machine, timing
 from fusedlib.bench.arguments import require_known, require_least
 from fusedlib.bench.attempt import Unavailable, free_memory
-from measure.end_to_end.cases import require_possible
 from measure.profiles import classes, trace
 from measure.profiles.trace import Piece, Trace
-from measure.racing import step_clock
 from measure.racing.cases import Case, device_of, grid
 from measure.recording import paths
 from models import transformer
 from models.ranges import Range, named_ranges
 from models.transformer import loss
+from study import step_clock
 from study.compiling import graphs_compiled
-from study.trainer import WEIGHTS, Trainer
+from study.trainer import WEIGHTS, Trainer, require_possible
 
 # The parts of a step, and the forward pass alone without anything kept for a backward pass.
 SECTIONS = ("forward", "backward", "optimizer")

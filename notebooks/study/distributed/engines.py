@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from measure.racing import rivals, step_clock
+from measure.racing import rivals
 from measure.racing.cases import Case
-from study import patched
+from study import patched, step_clock
 from study.allocator import mib_of
 
 SEED = 0

@@ -10,9 +10,10 @@ from torch import nn
 from fusedlib.bench import check
 from fusedlib.bench.attempt import Unavailable, Wrong, free_memory
 from fusedlib.bench.turns import Checked, Turn
-from measure.racing import rivals, step_clock
+from measure.racing import rivals
 from measure.racing.cases import Case, Row
 from measure.racing.settings import matmul_settings
+from study import step_clock
 from study.patched import (
     CONFIGS,
     TASK,

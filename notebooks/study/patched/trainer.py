@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from fusedlib.bench import cuda_graphs
-from measure.racing import step_clock
 from measure.racing.rivals import Workload
-from measure.racing.step_clock import Sections
-from study import allocator
+from study import allocator, step_clock
 from study import trainer as transformer_trainer
 from study.patched.models import Call
+from study.step_clock import Sections
 
 
 class LlamaTrainer(step_clock.Trainer):

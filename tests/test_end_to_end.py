@@ -1,4 +1,4 @@
-"""Study 06's measuring: parts of a step, rivals in turns, who is rejected, what compiles again."""
+"""Whole steps: their parts, who takes turns in a model, who is rejected, what compiles again."""
 
 import pandas as pd
 import pytest
@@ -7,20 +7,22 @@ from torch import nn
 
 from fusedlib.ops.matmul import function as projection
 from fusedlib.patch import apply
-from measure.end_to_end import cases, measure, races, study
 from measure.racing import rivals
-from measure.recording import results
 from models import flops, transformer
 from models.transformer import SwiGLU, Transformer
-from study import mlp
+from study import end_to_end, mlp, model_race
+from study.race import free
+from study.trainer import WEIGHTS
 
-TINY = cases.setting("cpu", batch_size=2, seconds=0.0, repetitions=3)
+TINY = end_to_end.setting("cpu", batch_size=2, seconds=0.0, repetitions=3)
 
 
 @pytest.fixture(autouse=True)
 def small_models(monkeypatch, one_thread):
     tiny = transformer.config("nano", d_model=16, d_ff=32, num_heads=2, vocab_size=32)
     monkeypatch.setitem(transformer.SIZES, "nano", tiny)
+    yield
+    free()
 
 
 @pytest.fixture
@@ -38,48 +40,43 @@ def entrants(monkeypatch):
 
 
 def step(precision="fp32", **options):
-    [case] = cases.steps(TINY, ["nano"], [8], [precision], **options)
+    [case] = end_to_end.steps(TINY, ["nano"], [8], [precision], **options)
     return case
 
 
-def recorder(folder):
-    return results.Recorder("06_end_to_end", profile="quick", fresh=False, directory=folder)
+def raced(experiment, names=("all",)):
+    race = end_to_end.races(TINY, experiment, ["nano"], [8], ["fp32"], names)
+    return {row.case["provider"]: row.as_dict() for row in end_to_end.measure(race)}
 
 
-def raced(folder, experiment, precision="fp32"):
-    own = recorder(folder)
-    own.race(races.RACE, cases.races(TINY, experiment, ["nano"], [8], [precision]))
-    return {row["provider"]: row for row in results.read_rows(own.path)}
-
-
-@pytest.mark.parametrize("precision", list(cases.WEIGHTS))
+@pytest.mark.parametrize("precision", list(WEIGHTS))
 def test_a_step_has_its_parts_and_its_work(precision):
-    row = measure.measure(step(precision, inference=True))
+    row = end_to_end.figures(step(precision, inference=True))
     for part in ("forward", "backward", "optimizer", "both", "step"):
-        assert row[f"{part}_median_ms"] > 0 and len(row[f"{part}_samples_ms"]) >= measure.BLOCKS
+        assert row[f"{part}_median_ms"] > 0 and len(row[f"{part}_samples_ms"]) >= end_to_end.BLOCKS
     both = zip(row["forward_samples_ms"], row["backward_samples_ms"], strict=True)
     assert row["both_samples_ms"] == pytest.approx([f + b for f, b in both], abs=2e-6)
-    assert row["inference_n"] == measure.INFERENCES
+    assert row["inference_n"] == end_to_end.INFERENCES
     shape = transformer.config("nano", context_length=8, attention="plain")
     assert (row["flops"], row["tokens"]) == (flops.count(shape, 2, 8), 16)
 
 
 def test_the_optimizer_alone_and_the_profile():
-    row = measure.measure(cases.optimizers(TINY, ["nano"])[0])
+    row = end_to_end.figures(end_to_end.optimizers(TINY, ["nano"])[0])
     weights = Transformer(transformer.config("nano")).state_dict().values()
     nbytes = sum(w.untyped_storage().nbytes() for w in weights)
     assert row["least_bytes"] == 7 * nbytes and row["tensors"] == len(weights)
     assert row["state_mib"] == pytest.approx(2 * row["weights_mib"], rel=0.05)
     plain, cast = (
-        measure.measure(step(precision, experiment="profile"))
+        end_to_end.figures(step(precision, experiment="profile"))
         for precision in ("fp32", "bf16 autocast")
     )
     assert cast["casts"] > plain["casts"] and cast["operators"] > plain["operators"]
 
 
-def test_rivals_share_weights_take_turns_and_say_which_code_ran(tmp_path, entrants):
+def test_rivals_share_weights_take_turns_and_say_which_code_ran(entrants):
     entrants("mlp", fused=mlp.FusedMLP)
-    rows = raced(tmp_path, "mlp")
+    rows = raced("mlp")
     assert set(rows) == {"eager", "fused"}
     assert rows["eager"]["session"] == rows["fused"]["session"]
     for row in rows.values():
@@ -90,8 +87,8 @@ def test_rivals_share_weights_take_turns_and_say_which_code_ran(tmp_path, entran
 
 def test_what_one_rival_trains_all_have(entrants):
     entrants("mlp", fused=mlp.FusedMLP)
-    eager, packed = cases.races(TINY, "mlp", ["nano"], [8], ["fp32"])
-    shared = races.Setup(eager)
+    eager, packed = end_to_end.races(TINY, "mlp", ["nano"], [8], ["fp32"])
+    shared = model_race.Setup(eager)
     turns = [shared.check(case).turn(case) for case in (eager, packed)]
     own = shared.own[0].gate_proj.weight
     for turn in turns:
@@ -104,19 +101,16 @@ def test_what_one_rival_trains_all_have(entrants):
     assert id(own) in weights
 
 
-def test_linear_computes_every_projection_of_the_same_weights(tmp_path, monkeypatch):
+def test_linear_computes_every_projection_of_the_same_weights(monkeypatch):
     model = Transformer(transformer.config("nano"))
-    ours = races.by_linear(model)
+    ours = model_race.by_linear(model)
     linear = [m for m in ours.modules() if isinstance(m, nn.Linear)]
     assert linear and all(isinstance(m, apply.FusedLinear) for m in linear)
     assert not any(isinstance(m, apply.FusedLinear) for m in model.modules())
     assert list(map(id, ours.parameters())) == list(map(id, model.parameters()))
     calls, real = [], projection.linear
     monkeypatch.setattr(projection, "linear", lambda *a: calls.append(1) or real(*a))
-    own = recorder(tmp_path)
-    asked = cases.races(TINY, "model", ["nano"], [8], ["fp32"], ["eager", "linear"])
-    own.race(races.RACE, asked)
-    rows = {row["provider"]: row for row in results.read_rows(own.path)}
+    rows = raced("model", ["eager", "linear"])
     assert {row["status"] for row in rows.values()} == {"ok"} and rows["linear"]["graphs"] == 0
     assert rows["linear"]["gradients_error"] < 1e-5 and len(calls) >= 4 * len(linear)
     assert "linear" not in rivals.chosen("compile", ["all"])
@@ -142,11 +136,9 @@ class Falling(Halved):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
 
 
-def test_who_is_wrong_or_falls_has_a_row_without_times_and_the_others_have_theirs(
-    tmp_path, entrants
-):
+def test_who_is_wrong_or_falls_has_a_row_without_times_and_the_others_have_theirs(entrants):
     entrants("mlp", halved=Halved, frozen=Frozen, falling=Falling)
-    rows = raced(tmp_path, "mlp")
+    rows = raced("mlp")
     status = {name: row["status"] for name, row in rows.items()}
     assert status == {"eager": "ok", "halved": "wrong", "frozen": "wrong", "falling": "oom"}
     assert "logits: norm error" in rows["halved"]["reason"]
@@ -159,25 +151,25 @@ def by_dynamo(call):
     return torch.compile(call, dynamic=False, backend="eager")
 
 
-def test_compilation_is_timed_once(tmp_path, entrants):
+def test_compilation_is_timed_once(entrants):
     entrants("compile", inductor=by_dynamo)
-    rows = raced(tmp_path, "model")
+    rows = raced("model")
     assert [rows[name]["status"] for name in ("eager", "inductor")] == ["ok", "ok"]
     assert (rows["inductor"]["graphs"], rows["inductor"]["recompiled"]) == (1, 0)
     assert rows["inductor"]["compile_steps"] == 1 and rows["inductor"]["compile_s"] > 0
     assert (rows["eager"]["graphs"], rows["eager"]["compile_s"]) == (0, 0)
 
 
-def test_a_compiler_that_fails_says_why_and_eager_has_its_row(tmp_path, entrants):
+def test_a_compiler_that_fails_says_why_and_eager_has_its_row(entrants):
     entrants("compile", broken=lambda call: torch.compile(call, backend="no such backend"))
-    rows = raced(tmp_path, "model")
+    rows = raced("model")
     assert [rows[name]["status"] for name in ("eager", "broken")] == ["ok", "failed"]
     assert "no such backend" in rows["broken"]["reason"]
 
 
 def step_row(provider, precision, both_ms, step_ms, experiment="model", **more):
     return {
-        "machine": "here", "recording": "first", "experiment": experiment, "provider": provider,
+        "machine": "here", "set": "first", "experiment": experiment, "provider": provider,
         "precision": precision, "model": "nano", "context_length": 16, "attention": "plain",
         "device": "cpu", "device_type": "cpu", "device_name": "a CPU", "session": precision,
         "both_median_ms": both_ms, "step_median_ms": step_ms, "flops": 2e9, **more,
@@ -185,21 +177,21 @@ def step_row(provider, precision, both_ms, step_ms, experiment="model", **more):
 
 
 def test_rows_have_their_gains_and_their_share_of_the_peak():
-    rows = study.described(pd.DataFrame([
-        step_row(None, "fp32", 20.0, 30.0, "step"),
-        step_row(None, "bf16 autocast", 5.0, 8.0, "step"),
+    rows = end_to_end.derive(pd.DataFrame([
+        step_row("eager", "fp32", 20.0, 30.0, "step"),
+        step_row("eager", "bf16 autocast", 5.0, 8.0, "step"),
         step_row("eager", "fp32", 20.0, 30.0),
         step_row("inductor", "fp32", 10.0, 20.0, compile_s=5),
-        {"machine": "here", "recording": "first", "experiment": "ceiling", "ceiling": "gemm",
+        {"machine": "here", "set": "first", "experiment": "ceiling", "ceiling": "gemm",
          "dtype": "float32", "flops_per_s": 4e11, "device": "cpu", "device_type": "cpu"},
     ]))  # fmt: skip
     alone, cast, beside, compiled, _ = rows.to_dict("records")
-    assert (alone["mode"], compiled["mode"], alone["provider"]) == ("eager", "compiled", "eager")
-    assert pd.isna(beside["mode"]), "it ran interleaved: another time than alone"
+    assert (alone["execution"], compiled["execution"]) == ("eager", "inductor")
+    assert pd.isna(beside["execution"]), "it ran interleaved: another time than alone"
     assert alone["mfu"] == pytest.approx(0.25), "of the product that was measured here"
     assert cast["cast_gain"] == 4.0 and pd.isna(alone["cast_gain"])
     assert compiled["repaid"] == 500 and pd.isna(beside["repaid"])
-    parts = study.by_part(rows)
-    both, step = (parts[parts["part"] == name] for name in ("both passes", "step"))
-    assert [*both["median_ms"]] == [20.0, 5.0, 20.0, 10.0] and step["part_share"].eq(1).all()
-    assert not {*both["session"]} & {*step["session"]}, "a ratio is of the same part"
+    parts = end_to_end.by_section(rows)
+    both, step = (parts[parts["section"] == name] for name in ("both passes", "step"))
+    assert [*both["median_ms"]] == [20.0, 5.0, 20.0, 10.0] and step["section_share"].eq(1).all()
+    assert not {*both["session"]} & {*step["session"]}, "a ratio is of the same section"

@@ -1,9 +1,9 @@
-"""Study 06's races: one model, one set of weights, and the rivals' steps in turns.
+"""One Transformer, one set of weights, and steps of it in turns.
 
-"mlp": each block's MLP by another rival. "model": the model, as it is or compiled. Each rival is
-checked in a model of the case's widths and tokens with `LAYERS` blocks, after its compilation was
-timed: logits and the gradient of every parameter against float64, by the rule of
-`fusedlib.bench.check`. `LOADED` runs them under load.
+"mlp", and under load "sustained": each block's MLP by another provider. "model": the model, as it
+is or compiled. Each is checked in a model of the case's widths and tokens with `LAYERS` blocks,
+after its compilation was timed: logits and the gradient of every parameter against float64, by the
+rule of `fusedlib.bench.check`.
 """
 
 import copy
@@ -17,28 +17,28 @@ import torch
 from torch import Tensor, nn
 
 from fusedlib.bench import check
+from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.turns import Checked
 from fusedlib.ops import fused_class
 from fusedlib.patch import apply
-from measure.end_to_end import measure
-from measure.end_to_end.cases import COMPILE, RACES, Call, require_possible, shape
-from measure.racing import rivals, step_clock, sustained
+from measure.racing import rivals
 from measure.racing.cases import Case
-from measure.racing.race import Race
-from measure.racing.rivals import rival
+from measure.racing.rivals import Task, rival
 from measure.racing.settings import matmul_settings
+from models import flops
 from models.transformer import SwiGLU, Transformer, loss, sharing_copy
-from study import mlp
+from study import mlp, step_clock
 from study.compiling import call_until_compiled, counting_graphs, warm_compiler
 from study.mlp import MODULE
-from study.trainer import WEIGHTS, Trainer, autocast_bf16
+from study.trainer import WEIGHTS, Trainer, autocast_bf16, require_possible, shape_of
 
+Call = Callable[..., Any]
+COMPILE = Task[[Transformer], Call]("compile")
+RACES: dict[str, Task[..., Any]] = {"mlp": MODULE, "sustained": MODULE, "model": COMPILE}
+"""Who competes, by experiment: in the MLP's place, or in how the model runs."""
 LAYERS = 2
 # Of a turn, after a step that gives the host the head start which it has in a loop.
 STEPS = 1
-
-
-# --- whether it is compiled ------------------------------------------------------
 
 
 rival(COMPILE, "eager", settings="Plain PyTorch")(lambda model: model)
@@ -60,25 +60,37 @@ def by_linear(model: Transformer) -> Call:
     return same
 
 
-# --- the setup ------------------------------------------------------------------------------------
+def require_available(case: Case) -> None:
+    """Raise `Refused` for a provider that cannot run here, or a case far above the memory."""
+    require_possible(case)
+    one = rivals.get(RACES[case["experiment"]], case["provider"])
+    one.check_available(case["device"], WEIGHTS[case["precision"]])
+    if case["experiment"] == "sustained" and not case["device"].startswith("cuda"):
+        raise Unavailable("sustained runs need a CUDA GPU")
+
+
+def work(case: Case) -> dict[str, Any]:
+    """FLOPs of forward and backward by formula, and tokens of a step."""
+    batch, context = case["batch_size"], case["context_length"]
+    return {"flops": flops.count(shape_of(case), batch, context), "tokens": batch * context}
 
 
 class Setup:
-    """A trainer whose model the rivals take turns in; each parameter has its moments."""
+    """A trainer whose model the providers take turns in; each parameter has its moments."""
 
     def __init__(self, case: Case) -> None:
         self.trainer = Trainer.of(case)
         self.own = mlps(self.trainer.model)
 
     def check(self, case: Case) -> Checked:
-        """Put a rival into the model, step until nothing compiles any more, weigh and check it."""
+        """Put one into the model, step until nothing compiles any more, weigh and check it."""
         trainer, one = self.trainer, rivals.get(RACES[case["experiment"]], case["provider"])
-        rival_in = rival_placer(case, trainer.model, self.own)
+        place = placer(case, trainer.model, self.own)
 
-        def put_rival_in() -> None:
-            trainer.call = rival_in()
+        def put_in() -> None:
+            trainer.call = place()
 
-        put_rival_in()
+        put_in()
         assert trainer.optimizer is not None
         stepped = trainer.optimizer.param_groups[0]["params"]
         held = set(map(id, stepped))
@@ -90,8 +102,7 @@ class Setup:
             trainer.clear()
         figures |= checked(case)
         return Checked(
-            figures,
-            lambda timed: counting_graphs(step_clock.turn(trainer, put_rival_in, STEPS)),
+            figures, lambda timed: counting_graphs(step_clock.turn(trainer, put_in, STEPS))
         )
 
 
@@ -100,19 +111,22 @@ def mlps(model: Transformer) -> list[SwiGLU]:
     return [part for part in model.modules() if isinstance(part, SwiGLU)]
 
 
-def rival_placer(case: Case, model: Transformer, own: Sequence[SwiGLU]) -> Callable[[], Call]:
-    """What puts a rival into a model of these own MLPs and gives the model as it is called then."""
-    if case["experiment"] == "model":
+def placer(case: Case, model: Transformer, own: Sequence[SwiGLU]) -> Callable[[], Call]:
+    """What puts a case's provider into a model of these own MLPs, and gives the model as it is
+    called then.
+    """
+    task = RACES[case["experiment"]]
+    if task == COMPILE:
         call = rivals.get(COMPILE, case["provider"]).build(model)
         return lambda: call
-    parts = [rivals.get(MODULE, case["provider"]).build(mlp) for mlp in own]
+    parts = [rivals.get(MODULE, case["provider"]).build(one) for one in own]
 
-    def rival_in() -> Call:
+    def place() -> Call:
         for block, part in zip(model.blocks, parts, strict=True):
             block.mlp = part
         return model
 
-    return rival_in
+    return place
 
 
 def checked(case: Case) -> dict[str, Any]:
@@ -123,7 +137,7 @@ def checked(case: Case) -> dict[str, Any]:
     """
     torch.manual_seed(0)
     dtype, device = getattr(torch, WEIGHTS[case["precision"]]), case["device"]
-    small = replace(shape(case), num_layers=LAYERS)
+    small = replace(shape_of(case), num_layers=LAYERS)
     model = Transformer(small, device=device, dtype=dtype)
     size = 2, case["batch_size"], case["context_length"]
     batch = torch.randint(small.vocab_size, size, device=device)
@@ -131,14 +145,15 @@ def checked(case: Case) -> dict[str, Any]:
     true = _results(exact, exact, batch)
     cast = case["precision"] == "bf16 autocast"
     baseline = check.errors(_results(model, model, batch, cast), true)
-    rival_in = rival_placer(case, model, mlps(model))
-    errors = check.errors(_results(model, rival_in(), batch, cast), true)
+    place = placer(case, model, mlps(model))
+    errors = check.errors(_results(model, place(), batch, cast), true)
     gradients = [error.norm for name, error in errors.items() if name != "logits"]
+    rounded = torch.float32 if case["precision"] == "fp32" else torch.bfloat16
+    x = torch.empty(batch[0].numel(), small.d_model, device=device, dtype=rounded)
     figures = {
         "logits_error": errors["logits"].norm, "gradients_error": max(gradients, default=None),
-        "path": _path(model, case),
+        "path": mlp.path(model.blocks[0].get_submodule("mlp"), x),
     }  # fmt: skip
-    rounded = torch.float32 if case["precision"] == "fp32" else torch.bfloat16
     return check.require(errors, baseline, rounded, true, figures)
 
 
@@ -154,17 +169,6 @@ def _results(
     return {"logits": logits.detach(), **arrived}
 
 
-def _path(model: Transformer, case: Case) -> str | None:
-    """Which code the model's MLPs run at the case's tokens, where they are ours."""
-    tokens, width = case["batch_size"] * case["context_length"], model.embedding.embedding_dim
-    dtype = torch.float32 if case["precision"] == "fp32" else torch.bfloat16
-    x = torch.empty(tokens, width, device=case["device"], dtype=dtype)
-    return mlp.path(model.blocks[0].get_submodule("mlp"), x)
-
-
-# --- compilation ----------------------------------------------------------------------------------
-
-
 @contextmanager
 def cold_compiler(case: Case) -> Iterator[None]:
     """fp32 products in fp32; where compilation is timed, an empty cache on disk and warm imports.
@@ -174,7 +178,7 @@ def cold_compiler(case: Case) -> Iterator[None]:
     with matmul_settings("highest", True), warnings.catch_warnings():
         # This study wants its fp32 products in fp32, which Inductor takes for an oversight.
         warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
-        if RACES[case["experiment"]] != "compile":
+        if case["experiment"] != "model":
             yield
             return
         from torch._inductor.utils import fresh_cache
@@ -182,18 +186,3 @@ def cold_compiler(case: Case) -> Iterator[None]:
         warm_compiler(case["device"])
         with fresh_cache():
             yield
-
-
-def _require_available(case: Case) -> None:
-    require_possible(case)
-    one = rivals.get(RACES[case["experiment"]], case["provider"])
-    one.check_available(case["device"], WEIGHTS[case["precision"]])
-
-
-RACE = Race(
-    setup=Setup, available=_require_available, settings=cold_compiler, work=measure.work, warmup=1,
-    fields=("experiment", "model", "context_length", "precision", "attention", "device",
-            "batch_size"),
-    seconds=2.0, most=15, bursts=False,
-)  # fmt: skip
-LOADED = sustained.loaded_race(RACE)

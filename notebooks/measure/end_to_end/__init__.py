@@ -1,1 +1,0 @@
-"""Study 06: whole training steps by size, context, precision, mode, MLP and optimizer."""

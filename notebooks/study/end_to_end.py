@@ -1,0 +1,390 @@
+"""Whole training steps of a Transformer, by size, context, precision, compilation, MLP and AdamW.
+
+A "step" runs alone; a "profile" is one more step under torch's profiler. Steps of one model take
+turns by their MLP ("mlp", under load "sustained") or by how the model runs ("model"): see
+`study.model_race`. "optimizer" is AdamW alone, "ceiling" and "product" are what a card reaches.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+import torch
+from torch.autograd import DeviceType
+
+from fusedlib.bench import timing
+from fusedlib.bench.arguments import require_known, require_least
+from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.statistics import summarize
+from measure.profiler import profiling
+from measure.racing import rivals, roofline, sustained
+from measure.racing.cases import Case, Row, device_of, grid
+from measure.racing.settings import MIB, matmul_settings
+from models import flops, transformer
+from models.transformer import Transformer, config
+from study import allocator, model_race, step_clock
+from study.model_race import RACES, require_available, work
+from study.race import each, free, loaded, timed
+from study.run import sized
+from study.trainer import WEIGHTS, Trainer, adamw, require_possible, shape_of
+
+QUICK: dict[str, Any] = {
+    "device": "auto",  # cuda, mps, cpu, or auto for the best there is
+    "models": ["nano", "micro"],  # sizes of the Transformer, smallest first
+    "contexts": [16],  # tokens a sequence; the first is the one looked at closely
+    "precisions": ["fp32", "bf16 autocast"],  # weights in fp32 in both; and bf16 (weights too)
+    "whole": [],  # sizes that are also compiled, at the first context
+    "chosen": ["nano"],  # sizes with other MLPs, and with sdpa in place of plain attention
+    "providers": ["eager", "fused", "liger"],  # who computes the MLP, or all
+    "split": [],  # sizes with every fp32 projection by fusedlib.linear
+    "loaded": [],  # sizes whose other MLPs also run sustained, with energy
+    "load_seconds": 0.2,  # of a sustained measurement, after heating
+    "profiled": [],  # sizes also run under the profiler
+    "cpu": [],  # sizes also run on the CPU at the first context
+    "mps": ["small"],  # sizes also run on Apple's GPU, where there is one
+    "seconds": 0.05,  # a step alone is measured for so long at least
+    "gemm_size": 256,  # of the square product taken as ceiling
+}
+SIZES = ["small", "medium", "large", "xl", "2.7b"]
+FULL: dict[str, Any] = QUICK | {
+    "models": SIZES, "contexts": [256, 1024, 512, 128],
+    "precisions": ["fp32", "bf16 autocast", "bf16"], "whole": SIZES, "chosen": ["medium", "2.7b"],
+    "providers": ["all"], "split": ["2.7b"], "loaded": ["2.7b"], "load_seconds": 1.0,
+    "profiled": ["small", "medium", "xl"], "cpu": ["small", "medium"],
+    "mps": ["small", "medium", "large"], "seconds": 0.6, "gemm_size": 8192,
+}  # fmt: skip
+PROFILES = {"quick": QUICK, "full": FULL}
+AUTOCAST, DTYPES = ["fp32", "bf16 autocast"], ["float32", "bfloat16"]
+OPTIMIZERS = ("for-loop", "foreach", "fused")
+CAST = "aten::_to_copy"
+# A step on its own, after one that gives the host the head start which it has in a loop.
+BLOCKS, STEPS = 3, 1
+INFERENCES = 3
+# AdamW reads weight, gradient and both moments, writes weight and moments.
+PASSES = 7
+
+
+def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
+    """Steps alone, ceilings and optimizers; steps in turns; under load; under the profiler last,
+    for what it leaves behind could slow a step.
+
+    Raises:
+        ValueError: an unknown size, model, precision or provider, or no context.
+    """
+    s = sized(PROFILES, profile, sizes)
+    if not s.contexts:
+        raise ValueError("contexts needs one at least")
+    require_known("precision", s.precisions, WEIGHTS)
+    device, first, longest = device_of(s.device), s.contexts[:1], [max(s.contexts)]
+    shared = setting(device, seconds=s.seconds)
+    halves = [name for name in ("bf16", "bf16 autocast") if name in s.precisions]
+
+    listed = steps(shared, s.models, first, s.precisions, inference=True)
+    listed += roofline.cases(device, DTYPES, gemm_size=s.gemm_size, copy_mib=64, repetitions=7)
+    listed += steps(shared, s.models, s.contexts[1:], s.precisions)
+    listed += steps(shared, s.chosen, longest, s.precisions, attention="sdpa")
+    listed += optimizers(shared, s.models)
+    for name, models in (("mps", s.mps), ("cpu", s.cpu)):
+        listed += steps(setting(name, seconds=s.seconds), models, first, ["fp32"])
+
+    listed += races(shared, "mlp", s.chosen, first, ["fp32"], s.providers)
+    listed += races(shared, "mlp", s.chosen, longest, halves, s.providers)
+    listed += races(shared, "model", s.whole, first, AUTOCAST)
+    listed += races(shared, "model", s.split, first, ["fp32"], ["eager", "linear"])
+
+    for contexts, precision in ((first, "fp32"), (longest, "bf16")):
+        load = races(shared, "mlp", s.loaded, contexts, [precision], s.providers)
+        listed += under_load(load, s.load_seconds)
+    listed += sustained.products(device, DTYPES, size=s.gemm_size, seconds=s.load_seconds)
+    return listed + steps(shared, s.profiled, first, AUTOCAST, experiment="profile")
+
+
+def setting(
+    device: str, *, batch_size: int = transformer.BATCH_SIZE, seconds: float = 0.3,
+    repetitions: int = 6,
+) -> dict[str, Any]:  # fmt: skip
+    """What all cases share: a step alone lasts so many seconds at least, and a race has so many
+    rounds. The range of six pairs covers their median at 97 %.
+    """
+    require_least(1, batch_size=batch_size, repetitions=repetitions)
+    return {
+        "device": device, "batch_size": batch_size, "seconds": seconds, "repetitions": repetitions,
+    }  # fmt: skip
+
+
+def steps(
+    shared: Case, models: Sequence[str], contexts: Sequence[int], precisions: Sequence[str],
+    providers: Sequence[str] = ("eager",), *, experiment: str = "step", attention: str = "plain",
+    inference: bool = False,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Training steps with AdamW, a context after the other, sizes as given; `inference` says
+    whether the model is timed without gradients too.
+    """
+    listed = grid(
+        {"experiment": experiment, "attention": attention, "inference": inference, **shared},
+        context_length=contexts, model=models, precision=precisions, provider=providers,
+    )  # fmt: skip
+    for case in listed:
+        shape_of(case)
+    return listed
+
+
+def races(
+    shared: Case, experiment: str, models: Sequence[str], contexts: Sequence[int],
+    precisions: Sequence[str], names: Sequence[str] = ("all",),
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The same steps by each provider in turns, plain attention; the experiment is of `RACES`."""
+    chosen = rivals.chosen(RACES[experiment], names)
+    return steps(shared, models, contexts, precisions, chosen, experiment=experiment)
+
+
+def under_load(race: Sequence[Case], seconds: float) -> list[dict[str, Any]]:
+    """A race under load, the second round in the opposite order: drift hits all alike."""
+    return [
+        {**case, "experiment": "sustained", "round": number, "seconds": seconds}
+        for number in (1, 2) for case in (race if number == 1 else race[::-1])
+    ]  # fmt: skip
+
+
+def optimizers(shared: Case, models: Sequence[str]) -> list[dict[str, Any]]:
+    """AdamW's own step on fp32 weights, each way that torch has."""
+    names = [config(model).name for model in models]
+    return grid({"experiment": "optimizer", **shared}, model=names, optimizer=OPTIMIZERS)
+
+
+def available(case: Case) -> None:
+    """Raise `Refused` for what cannot run here, or is counted far above the memory there is."""
+    if case["experiment"] in RACES:
+        require_available(case)
+        return
+    require_possible(case)
+    if case["experiment"] == "product" and not case["device"].startswith("cuda"):
+        raise Unavailable("sustained runs need a CUDA GPU")
+
+
+def measure(race: list[Case]) -> list[Row]:
+    """A row a case: a step's parts and peaks, alone or in turns, a ceiling, or AdamW alone."""
+    experiment = race[0]["experiment"]
+    if experiment not in RACES:
+        free()  # of the race before, and when the case before ended in an exception
+        return each(race, sustained.product if experiment == "product" else figures)
+    how: dict[str, Any] = {
+        "same": ("experiment", "model", "context_length", "precision", "attention", "device",
+                 "batch_size"),
+        "available": require_available, "settings": model_race.cold_compiler, "work": work,
+    }  # fmt: skip
+    if experiment == "sustained":
+        return loaded(race, model_race.Setup, **how)
+    rounds = int(race[0]["repetitions"])
+    return timed(
+        race, model_race.Setup, rounds=rounds, warmup=1, seconds=2.0, most=15, bursts=False, **how
+    )
+
+
+def figures(case: Case) -> dict[str, Any]:
+    """The figures of a case that runs alone.
+
+    Raises:
+        Refused: the device is not here, or the case is far above the memory there is.
+    """
+    require_possible(case)
+    if case["experiment"] == "ceiling":
+        return roofline.measure(case)
+    with matmul_settings("highest", True):
+        return optimizer(case) if case["experiment"] == "optimizer" else step(case)
+
+
+def step(case: Case) -> dict[str, Any]:
+    """Times of the step's parts, then its memory, then what else is asked for."""
+    trainer = Trainer.of(case)
+    row = step_clock.measure(trainer, seconds=case["seconds"], blocks=BLOCKS, steps=STEPS)
+    row |= work(case) | step_clock.peaks(trainer)
+    if case["inference"]:
+        row |= _inference(trainer)
+    return row | (_profiled(trainer) if case["experiment"] == "profile" else {})
+
+
+def _inference(trainer: Trainer) -> dict[str, Any]:
+    """The model alone without gradients and loss."""
+    with torch.no_grad():
+        times = timing.in_turns(
+            {"inference": trainer.logits}, device=trainer.device, warmup=1,
+            repetitions=INFERENCES, flush_l2=False,
+        )  # fmt: skip
+    return summarize(times["inference"].samples_ms, "inference")
+
+
+def _profiled(trainer: Trainer) -> dict[str, Any]:
+    """Operators, kernels with their time, and casts of one step.
+
+    A cast is `aten::_to_copy`, by which a tensor changes its dtype; its time is that of the kernels
+    it launches, on a CPU that of the operator. On MPS the profiler sees the host alone.
+    """
+    on_cuda = trainer.device.type == "cuda"
+    with profiling(trainer.device) as profile:
+        trainer.issue()
+    row: dict[str, Any] = {"operators": 0, "casts": 0, "casts_ms": 0.0}
+    kernels, kernels_us = 0, 0.0
+    for event in profile.key_averages():
+        # A range's event on the device spans its kernels and is none itself.
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
+            kernels += event.count
+            kernels_us += event.self_device_time_total
+        elif event.key == CAST:
+            spent = event.device_time_total if on_cuda else event.cpu_time_total
+            row |= {"casts": event.count, "casts_ms": spent / 1e3}
+        if event.device_type == DeviceType.CPU and event.key.startswith("aten::"):
+            row["operators"] += event.count
+    return row | ({"kernels": kernels, "kernels_ms": kernels_us / 1e3} if on_cuda else {})
+
+
+def optimizer(case: Case) -> dict[str, Any]:
+    """AdamW's steps on random gradients, `least_bytes` that one must move, and its memory.
+
+    On CUDA also `transient_mib`, which a settled step allocates at its peak and gives back.
+    """
+    parameters = list(Transformer(config(case["model"]), device=case["device"]).parameters())
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter) * 1e-3
+    adam = adamw(parameters, case["optimizer"])
+    adam.step()
+    row: dict[str, Any] = {}
+    if torch.device(case["device"]).type == "cuda":
+        row["transient_mib"] = allocator.peak(adam.step, case["device"])
+    times = timing.in_turns(
+        {"optimizer": adam.step}, device=case["device"], warmup=1, repetitions=5, most=20,
+        seconds=case["seconds"], flush_l2=False,
+    )  # fmt: skip
+    row |= summarize(times["optimizer"].samples_ms, "optimizer")
+    moments = [m for s in adam.state.values() for m in s.values() if isinstance(m, torch.Tensor)]
+    weights, state = (sum(t.nbytes for t in tensors) for tensors in (parameters, moments))
+    return row | {
+        "least_bytes": PASSES * weights, "tensors": len(parameters),
+        "weights_mib": weights / MIB, "state_mib": state / MIB,
+    }  # fmt: skip
+
+
+# --- what follows from the rows ------------------------------------------------------------------
+
+BOTH = "both passes"
+SECTIONS = {"forward": "forward", "backward": "backward", "both": BOTH, "optimizer": "optimizer",
+            "step": "step"}  # fmt: skip
+SHEETS = {
+    "H200": {"fp32": 67e12, "bf16": 989.5e12},
+    "H100": {"fp32": 67e12, "bf16": 989.5e12},
+    "RTX PRO 6000": {"fp32": 125e12, "bf16": 500e12},
+}
+"""FLOP/s of dense products by the data sheet. For bf16 NVIDIA's sheets have it with sparsity: half
+of it; of the RTX PRO 6000 an eighth of its 4000 TOPS in sparse fp4."""
+TEXTS = ["model", "precision", "attention", "ceiling", "device", "device_type", "device_name",
+         "dtype", "optimizer", "samples_ms", "session"]  # fmt: skip
+FIGURES = ["context_length", "flops", "tokens", "flops_per_s", "bytes_per_s", "median_ms",
+           "compile_s", "held_mib", "both_peak_mib", "transient_mib", "least_bytes", "joules",
+           *(f"{name}_median_ms" for name in SECTIONS)]  # fmt: skip
+
+
+def derive(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with what follows from them.
+
+    `execution` tells eager steps alone from compiled models; eager models that ran in turns with
+    compiled ones have none. `host` marks steps on the CPU of a GPU's host. `mfu` is the FLOPs of
+    forward and backward a second over the peak: of the data sheet where it is known, else of a
+    large product of the same set. `cast_gain`: fp32's time over that of autocast, in the same set.
+    `repaid`: after how many steps the compiler's seconds are saved again. `copy_ms`: the time of
+    AdamW's bytes at the rate of a copy of 64 MiB, in the same set.
+    """
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *TEXTS, *FIGURES])))
+    rows = rows.assign(**rows[FIGURES].apply(pd.to_numeric, errors="coerce"))
+    alone, model = (rows["experiment"] == name for name in ("step", "model"))
+    compiled = rows["provider"] == "inductor"
+    sizes = zip(rows["model"], rows["context_length"], strict=True)
+    rows = rows.copy().assign(  # of many single columns pandas warns
+        sized=[f"{model}·{context:.0f}" for model, context in sizes],
+        execution=rows["provider"].where(model & compiled).mask(alone, "eager"),
+        host=rows["device"] != rows["device_type"],
+    )
+    eager = rows[model & (rows["provider"] == "eager")]
+    before = eager.drop_duplicates("session").set_index("session")["step_median_ms"]
+    saved_ms = rows["session"].map(before) - rows["step_median_ms"]
+    return rows.assign(
+        layer=rows["sized"] + " " + rows["precision"].astype(object),
+        mfu=_share_of_peak(rows), cast_gain=_cast_gain(rows),
+        repaid=(1e3 * rows["compile_s"] / saved_ms).where((saved_ms > 0) & model & compiled),
+        held_gib=rows["held_mib"] / 1024, peak_gib=rows["both_peak_mib"] / 1024,
+        transient_gib=rows["transient_mib"] / 1024,
+        copy_ms=1e3 * rows["least_bytes"] / _copy_rate(rows),
+        token_mj=1e3 * rows["joules"] / rows["tokens"],
+    )  # fmt: skip
+
+
+def _share_of_peak(rows: pd.DataFrame) -> pd.Series:
+    """Of each row that has FLOPs of forward and backward, their rate over the peak."""
+    at = rows[["machine", "set"]].assign(
+        kind=rows["precision"].map(lambda name: "fp32" if name == "fp32" else "bf16")
+    )
+    peak = pd.Series([
+        next((peaks[kind] for name, peaks in SHEETS.items() if name in str(device)), None)
+        for device, kind in zip(rows["device_name"], at["kind"], strict=True)
+    ], rows.index, dtype=float)  # fmt: skip
+    products = rows[rows["ceiling"] == "gemm"]
+    products = products.assign(kind=products["dtype"].map({"float32": "fp32", "bfloat16": "bf16"}))
+    rates = products.groupby(["machine", "set", "kind"])["flops_per_s"].max().rename("rate")
+    peak = peak.fillna(at.join(rates, on=list(at))["rate"])
+    return rows["flops"] / (rows["both_median_ms"] / 1e3) / peak.mask(rows["host"])
+
+
+def _copy_rate(rows: pd.DataFrame) -> pd.Series:
+    """Of each row the bytes a second of its set's copy."""
+    copied = rows["bytes_per_s"].where(rows["ceiling"] == "copy")
+    return copied.groupby([rows["machine"], rows["set"]]).transform("max")
+
+
+def _cast_gain(rows: pd.DataFrame) -> pd.Series:
+    """Of each row under autocast, fp32's time for forward and backward over its own."""
+    keys = ["machine", "set", "experiment", "provider", "model", "context_length", "attention",
+            "host"]  # fmt: skip
+    at = rows[rows["both_median_ms"].notna()]
+    cast, fp32 = (at[at["precision"] == name] for name in ("bf16 autocast", "fp32"))
+    before = fp32.groupby(keys)["both_median_ms"].median().rename("fp32_ms")
+    return cast[keys].join(before, on=keys)["fp32_ms"] / cast["both_median_ms"]
+
+
+def by_section(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each step a row a section of it: `section`, its `median_ms` and `samples_ms`, and
+    `section_share` of the step. Each has sessions of its own, so that a ratio is of one section."""
+    pieces = []
+    for column, name in SECTIONS.items():
+        there = rows[rows[f"{column}_median_ms"].notna() & rows["both_median_ms"].notna()]
+        samples = there.get(f"{column}_samples_ms", pd.Series(index=there.index, dtype=object))
+        ms = there[f"{column}_median_ms"]
+        pieces.append(there.assign(
+            section=name, median_ms=ms, samples_ms=samples,
+            section_share=ms / there["step_median_ms"],
+            session=[f"{session} {name}" for session in there["session"]],
+        ))  # fmt: skip
+    return pd.concat(pieces)
+
+
+def from_tables(published: pd.DataFrame) -> pd.DataFrame:
+    """The course report's means, as `press.show.published` has them, in the columns of the rows; a
+    precision that it does not state stands as fp32. Its tables that differ in warm-up alone are
+    the topic warmup's."""
+    kept = (published["source"] == "001") & ~published["table"].str.contains("arm.up")
+    tables = published[kept].reset_index(drop=True)
+    names = {"float32": "fp32", "bfloat16 autocast": "bf16 autocast", "not stated": "fp32"}
+    shapes = tables[["model", "context_length", "batch_size"]].itertuples(index=False)
+    compiled = tables["compile"].fillna(False).astype(bool)
+    both = tables["direction"] == "forward+backward"
+    rows = tables.assign(
+        machine="published", set="published", status="ok",
+        race=[f"published {n}" for n in range(len(tables))],
+        experiment=compiled.map({True: "model", False: "step"}),
+        provider=compiled.map({True: "inductor", False: "eager"}), attention="plain",
+        precision=tables["precision"].replace(names), device_name=tables["device"],
+        device=tables["backend"], device_type="cuda", both_median_ms=tables["mean_ms"].where(both),
+        context_length=tables["context_length"].astype(float),
+        flops=[flops.count(config(m, context_length=int(t), attention="plain"), int(b), int(t))
+               for m, t, b in shapes],
+    )  # fmt: skip
+    section = rows["direction"].replace("forward+backward", BOTH)
+    return derive(rows).assign(section=section, median_ms=rows["mean_ms"])
