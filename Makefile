@@ -51,7 +51,7 @@ help: ## list what make can do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo '  PROFILE=auto|quick|full   whose parameters; auto: full on a GPU of 80 GB or more'
-	@echo '  ONLY=05_warmup            only these notebooks, separated by commas; 01 or warmup will do'
+	@echo '  ONLY=warmup,03_clock      only these topics and notebooks; 03 or clock will do'
 	@echo '  SET="name=value ..."      parameters over those of notebooks/study.toml'
 	@echo '  FRESH=1                   measure and run everything anew'
 	@echo '  PYTHON=python3.12         which Python makes the environment'

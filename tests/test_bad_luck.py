@@ -13,12 +13,13 @@ from typer.testing import CliRunner
 import limits
 from bad_luck import NAME, WITHOUT_NETWORK, WITHOUT_TRITON, Study
 from fusedlib.bench import machine as machines
-from measure import warmup
-from measure.recording import paths, results
+from measure.racing.cases import Row
+from measure.recording import results
 from measure.recording.jsonl import read_objects
 from measure.recording.results import Recorder
 from outcomes import outcome
-from press import cli, replay
+from press import cli, say
+from study import run, warmup
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="uses what only Linux has")
 
@@ -178,19 +179,17 @@ def test_a_study_that_failed_here_still_shows_the_recorded_rows(tmp_path, monkey
     for function in (machines.key, machines.describe):  # another test may have asked for its name
         function.cache_clear()
         request.addfinalizer(function.cache_clear)
-    shared = warmup.problem(64, device="cpu")
-    options = {"models": ["nano"], "directions": ["step"], "count": 30, "warmups": [0]}
-    cases = warmup.step_cases(shared, "fresh", 1, **options)
-    cases += warmup.first_step_cases(shared, models=["nano"], compiled=["nano"])
-    recorder = Recorder("05_warmup", profile="quick")
-    for case in cases:
-        recorder.append(case, status="failed", reason="bad luck")
-    assert recorder.rows()["own"].sum() == len(cases)
-    shown = replay.analysis_of(paths.ROOT / "notebooks" / "05_warmup.ipynb")
-    assert len(shown.claims) >= 2
-    for stated in shown.claims:
+    monkeypatch.setattr(
+        warmup, "measure", lambda race: [Row(case, "failed", "bad luck") for case in race]
+    )
+    found = run.run("warmup", device="cpu")
+    assert (found["status"] == "failed").sum() == len(warmup.cases(device="cpu"))
+    shown = say.every("warmup")
+    assert len(shown) >= 2
+    for stated in shown:
         assert stated.summary().count("holds in") >= 1, "the recorded machine's"
-        assert "this machine: not measured; on a large GPU `make study" in stated.summary()
+        named = "this machine: no recording has all of its numbers" in stated.summary()
+        assert named or "in the published tables" in stated.summary()
         assert "—" not in stated.sentence()
 
 
@@ -229,9 +228,9 @@ def test_of_two_runs_at_once_each_case_is_measured_once(tmp_path):
         subprocess.Popen(study.command("run"), env=study.env, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    for run in runs:
-        assert run.wait(limits.PROCESS_S) == 0, run.stderr.read()
-        run.stderr.close()
+    for child in runs:
+        assert child.wait(limits.PROCESS_S) == 0, child.stderr.read()
+        child.stderr.close()
     assert [row["case_no"] for row in results.read_rows(study.path())] == [0, 1, 2, 3, 4]
 
 

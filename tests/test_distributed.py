@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from fusedlib.bench.attempt import Unavailable
-from measure.profiles.trace import Piece
 from measure.recording import paths
 from outcomes import outcome
 from processes import wait_for
 from study import distributed
 from study.distributed import communication, engines, job
+from study.trace import Piece
 
 SMALL = {
     "model": "two layers", "batch_sizes": [1], "context_length": 16, "dtype": "float32",

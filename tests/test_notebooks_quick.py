@@ -16,8 +16,6 @@ from press.running import config, runner
 LOADED = config.load(paths.NOTEBOOKS / "study.toml")
 MEASURING = [part for part in LOADED.studies if part.measure]
 SMALLER = {
-    "05_warmup": ("warmups=0,2",),
-    "08_profile": ("models=nano",),
 }  # fmt: skip
 """Sizes below those of `quick`, by which no path is lost."""
 

@@ -1,17 +1,15 @@
-"""Study 08: how a trace is read, and what its rows hold."""
+"""How a trace is read, and what the rows of the topic profile hold."""
 
 import gzip
 import json
+import math
 
-import numpy as np
+import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fusedlib.bench.attempt import Unavailable
-from measure.profiles import classes, measure, trace
-from measure.profiles.trace import Piece
 from measure.recording import paths
+from study import kernel_names, profile, trace
 
 # --- a trace made by hand: two steps on a GPU, as Kineto writes them ------------------------------
 
@@ -144,8 +142,8 @@ KERNELS = {
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_is_told_by_its_name(name):
-    assert classes.of_kernel(name) == KERNELS[name]
-    assert 0 < len(classes.short_name(name)) <= classes.MOST
+    assert kernel_names.of_kernel(name) == KERNELS[name]
+    assert 0 < len(kernel_names.short_name(name)) <= kernel_names.MOST
 
 
 @pytest.mark.parametrize(
@@ -161,25 +159,10 @@ def test_a_kernel_is_told_by_its_name(name):
     ],
 )  # fmt: skip
 def test_an_operator_is_told_by_its_name(name, kind):
-    assert classes.of_operator(name) == kind
+    assert kernel_names.of_operator(name) == kind
 
 
-# --- gaps, launches, parts ------------------------------------------------------------------------
-
-spans = st.tuples(st.integers(0, 60), st.integers(0, 20), st.integers(0, 9))
-
-
-@settings(deadline=None)
-@given(st.lists(spans, min_size=1, max_size=12))
-def test_gaps_are_the_time_that_no_piece_covers(drawn):
-    pieces = [Piece("k", us, at, at + us, at - lead, MAIN) for at, us, lead in drawn]
-    covered = np.zeros(100, dtype=bool)
-    for piece in pieces:
-        covered[piece.start : piece.end] = True
-    end = max(p.end for p in pieces)
-    gaps = trace.gaps(pieces, since=0)
-    assert sum(us for us, _ in gaps) == (~covered[:end]).sum()
-    assert all(us > 0 for us, _ in gaps)
+# --- launches and parts ---------------------------------------------------------------------------
 
 
 def test_launches_give_kernels_their_sections_whatever_thread_issued_them():
@@ -199,7 +182,7 @@ def test_a_kernel_without_a_launch_is_counted_where_it_began():
 
 
 def test_sections_add_up_to_the_step():
-    apart = measure.taken_apart(trace.parse(gpu()))
+    apart = profile.taken_apart(trace.parse(gpu()))
     sections = {s[0]: s[1:] for s in apart["sections"]}
     assert sections["forward"] == [2, 0.12] and sections["backward"] == [2, 0.3]
     assert apart["kernels_ms"] == 0.45 and apart["outside_sections_ms"] == 0
@@ -210,17 +193,8 @@ def test_sections_add_up_to_the_step():
     assert by_class["optimizer", "optimizer"] == 0.03
 
 
-def test_idle_time_is_between_kernels_and_since_the_step_before():
-    seen = measure.idleness(trace.parse(gpu()))
-    # 1030-1050 and 1150-1160 were launched in time; 1180-1400 and 1600-1850 waited for the host.
-    assert seen["idle_ms"] == pytest.approx(0.5) and seen["profiled_ms"] == pytest.approx(0.85)
-    assert (seen["gaps"], seen["late_gaps"]) == (4, 2)
-    assert seen["late_ms"] == pytest.approx(0.22 + 0.25)
-    assert seen["gap_percentiles_us"][-1] == 250
-
-
 def test_parts_are_those_of_the_innermost_range_of_the_launching_thread():
-    actual = {(s, p): (n, ms) for s, p, n, ms in measure.parts(trace.parse(gpu()))}
+    actual = {(s, p): (n, ms) for s, p, n, ms in profile.parts(trace.parse(gpu()))}
     assert actual["forward", "block"] == (1, 0.1)
     assert actual["forward", "block/attention/softmax"] == (1, 0.02)
     assert actual["backward", "block"] == (1, 0.2)
@@ -232,8 +206,7 @@ def test_an_operators_own_time_is_without_those_it_calls():
     assert {p.name: p.us for p in actual.pieces} == {
         "aten::linear": 20, "aten::mm": 40, "aten::mul": 10
     }  # fmt: skip
-    assert measure.taken_apart(actual)["kernels_ms"] == 0.07
-    assert measure.idleness(actual) == {"profiled_ms": 0.12}
+    assert profile.taken_apart(actual)["kernels_ms"] == 0.07
 
 
 def test_the_same_operator_in_two_threads_is_not_nested():
@@ -248,12 +221,12 @@ def test_a_kernel_dear_in_one_section_has_its_line_in_every_other_and_the_rest_i
     for n in range(40):
         events += [event(f"aten::op{n}", 50 * n, n + 1, "cpu_op")]
         events += [event(f"aten::op{n}", 4000 + 50 * n, 40 - n, "cpu_op")]
-    kernels = measure.taken_apart(trace.parse(events))["kernels"]
+    kernels = profile.taken_apart(trace.parse(events))["kernels"]
     times = {(section, name): ms for section, _, name, _, ms in kernels}
     assert times["forward", "aten::op39"] == 0.04 and times["backward", "aten::op39"] == 0.001
     assert times["forward", "aten::op0"] == 0.001 and times["backward", "aten::op0"] == 0.04
     for section in ("forward", "backward"):
-        assert (section, measure.REST) in times
+        assert (section, profile.REST) in times
         listed = [(n, ms) for s, _, _, n, ms in kernels if s == section]
         assert sum(n for n, _ in listed) == 40
         assert sum(ms for _, ms in listed) == pytest.approx(sum(range(41)) / 1e3)
@@ -262,13 +235,18 @@ def test_a_kernel_dear_in_one_section_has_its_line_in_every_other_and_the_rest_i
 # --- a real step ----------------------------------------------------------------------------------
 
 
+def case_of(context, precision, experiment="profile", device="cpu"):
+    shared = {"experiment": experiment, "batch_size": 4, "seconds": 0.001}
+    [case] = profile.settings(shared, device, ["nano"], [context], [precision])
+    return case
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("build")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FUSEDLIB_BUILD", str(folder))
-        [case] = measure.cases("profile", ["nano"], [32], ["fp32"], device="cpu")
-        return measure.measure(case), paths.traces_dir()
+        return profile.figures(case_of(32, "fp32")), paths.traces_dir()
 
 
 def test_a_real_step_is_taken_apart_completely(measured):
@@ -298,13 +276,66 @@ def test_a_trace_is_left_for_viewers_with_the_parts_by_name(measured):
 
 
 def test_a_step_is_clocked_by_the_one_clock():
-    [case] = measure.cases("step", ["nano"], [16], ["bf16 autocast"], device="cpu")
-    figures = measure.measure(case, seconds=0.0, blocks=1, steps=1, settling=1)
+    figures = profile.figures(case_of(16, "bf16 autocast", experiment="step"))
     assert figures["step_median_ms"] > 0 and figures["issue_ms"] > 0
     assert "kernels_ms" not in figures
 
 
-def test_what_the_profiler_does_not_see_is_unavailable():
-    [case] = measure.cases("profile", ["nano"], [32], ["fp32"], device="mps")
-    with pytest.raises(Unavailable):
-        measure.measure(case)
+def test_what_the_profiler_does_not_see_is_unavailable(monkeypatch):
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    with pytest.raises(Unavailable, match="records no events"):
+        profile.available(case_of(32, "fp32", device="mps"))
+
+
+# --- what follows from rows -----------------------------------------------------------------------
+
+
+def derived(**changes):
+    """A step and its profile of one set: 8 ms of kernels in 10 ms, three of them products."""
+    case = {"machine": "H200", "set": "one", "model": "small", "precision": "fp32", "status": "ok",
+            "context_length": 256, "attention": "plain", "provider": "eager"}  # fmt: skip
+    step = {**case, "experiment": "step", "step_median_ms": 10.0, "issue_ms": 4.0}
+    classes = [["inference", "GEMM", 1, 9.0], ["forward", "GEMM", 1, 1.0],
+               ["backward", "GEMM", 2, 2.0], ["backward", "indexing", 1, 1.0],
+               ["optimizer", "optimizer", 1, 4.0]]  # fmt: skip
+    parts = [["forward", "block/attention/scores", 1, 0.3],
+             ["forward", "block/attention/values", 1, 0.1],
+             ["forward", "block/attention/softmax", 1, 0.2],
+             ["backward", "block/attention/softmax", 1, 5.0]]  # fmt: skip
+    profiled = {**case, "experiment": "profile", "on_device": True, "kernels_ms": 8.0,
+                "classes": classes, "kernels": [], "parts": parts, **changes}  # fmt: skip
+    return profile.derive(pd.DataFrame([step, profiled])).query("experiment == 'profile'")
+
+
+def test_beside_a_profile_stands_its_set_s_step():
+    [row] = derived().to_dict("records")
+    assert (row["step_ms"], row["issue_ms"], row["busy"], row["pace"]) == (10.0, 4.0, 0.8, "CPU")
+    assert (row["products_ms"], row["optimizer_ms"], row["others_ms"]) == (3.0, 4.0, 5.0)
+    [other] = derived(set="another").to_dict("records")
+    assert math.isnan(other["step_ms"]) and math.isnan(other["busy"]) and other["pace"] is None
+
+
+def test_the_softmax_is_held_beside_both_products_and_what_counting_says():
+    [row] = derived().to_dict("records")
+    assert row["softmax_ratio"] == pytest.approx(0.5)
+    assert row["flops_ratio"] == pytest.approx(5 / 256)
+    assert row["bytes_ratio"] == pytest.approx(8 / (4 * (2 + 1)))
+    [fused] = derived(attention="sdpa", parts=[]).to_dict("records")
+    assert math.isnan(fused["softmax_ratio"]) and math.isnan(fused["flops_ratio"])
+
+
+def test_classes_and_idle_time_add_up_to_the_step():
+    shares = profile.by_class(derived()).set_index("class")["step_share"].to_dict()
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["GEMM"] == 0.3 and shares["others"] == 0.1 and shares["GPU idle"] == 0.2
+    on_cpu = profile.by_class(derived(on_device=False)).set_index("class")["step_share"]
+    assert "GPU idle" not in on_cpu and on_cpu["GEMM"] == 3 / 8
+
+
+def test_busy_ends_are_the_slowest_and_the_fastest_step_of_a_machine():
+    rows = derived()
+    steps = pd.concat([rows.assign(step_median_ms=ms) for ms in (10.0, 16.0, 20.0)])
+    [row] = profile.with_busy_ends(rows, steps).to_dict("records")
+    assert (row["busy_low"], row["busy_high"]) == (0.4, 0.8)
+    [none] = profile.with_busy_ends(rows, steps.assign(machine="H100")).to_dict("records")
+    assert math.isnan(none["busy_low"])

@@ -211,5 +211,5 @@ def test_relative_folders_mean_the_same_in_a_kernel(monkeypatch, tmp_path):
 
 def test_who_waits_for_another_run_is_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("FUSEDLIB_PROGRESS", str(tmp_path / "progress"))
-    tell("05_warmup", "waits for process 12 on here")
+    tell("12_precision", "waits for process 12 on here")
     assert monitor.last_case(tmp_path / "progress") == "waits for process 12 on here"

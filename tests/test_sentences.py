@@ -373,7 +373,10 @@ def patched_fastest_on_two_cards(measured: Rows) -> bool:
     return bool(len(ms) == 4 and (ms.idxmin(axis=1) == "fused").all())
 
 
-OF = {config.FRAME: "kernels", "05_precision": "precision", "09_learn": "mnist"}
+OF = {
+    config.FRAME: "kernels", "03_clock": "profile", "05_precision": "precision",
+    "09_learn": "mnist",
+}  # fmt: skip
 """Whose rows a notebook speaks of that is not called like its topic."""
 
 
@@ -398,6 +401,23 @@ def seeds_move_the_loss_ten_times_as_far(measured: Rows) -> bool:
     loss = runs.pivot_table("late_loss", "seed", "provider", "last")
     span = loss.max().max() - loss.min().min()
     return loss.shape == (5, 4) and (loss.max(axis=1) - loss.min(axis=1)).max() < span / 10
+
+
+def the_longer_of_kernels_and_launches(measured: Rows) -> bool:
+    ran = of(measured, experiment="profile", provider="eager", attention="plain")
+    ran = ran[(ran["context_length"] == 256) & ran["busy"].notna()]
+    longer = ran[["kernels_ms", "issue_ms"]].max(axis=1) / ran["step_ms"]
+    return len(ran) >= 6 and longer.between(0.8, 1.25).all()
+
+
+def small_waits_for_most_of_its_step(measured: Rows) -> bool:
+    ran = of(measured, experiment="profile", provider="eager", attention="plain", model="small")
+    ran = ran[(ran["context_length"] == 256) & ran["busy"].notna()]
+    fp32, cast = (of(ran, precision=name) for name in ("fp32", "bf16 autocast"))
+    more = cast["profiled_kernels"].min() > fp32["profiled_kernels"].max()
+    return (
+        more and cast["kernels_ms"].max() < fp32["kernels_ms"].min() and (cast["busy"] < 0.5).all()
+    )
 
 
 BOTH = ["nvidia-h200", "nvidia-h100"]
@@ -468,7 +488,7 @@ SAID = [
      compiled_loss_a_seventh_slower),
     ("llama", "For Gemma 2 and Qwen3, where Liger is slower than torch.compile",
      ["nvidia-h100"], liger_behind_compiled_families),
-    ("05_warmup", "In one of two recordings of the H100 the sizes differ by more than the claim "
+    ("warmup", "In one of two recordings of the H100 the sizes differ by more than the claim "
      "below allows", ["nvidia-h100"], apart_in_one_of_two),
     ("09_learn", "Trained ones move by more than a third of their length in the first epoch",
      BOTH, gates_that_train_move_by_a_third),
@@ -484,6 +504,10 @@ SAID = [
      offloaded_within_a_tenth),
     ("08_model/compilers", "Whichever way open_llama_3b is divided among two H200s, the patched "
      "one takes least", ["nvidia-h200"], patched_fastest_on_two_cards),
+    ("03_clock", "A step takes roughly the longer of two times: that of its kernels, and that in "
+     "which they are launched", BOTH, the_longer_of_kernels_and_launches),
+    ("03_clock", "the kernels of `small` are more and shorter, so the GPU is idle for most of the "
+     "step", BOTH, small_waits_for_most_of_its_step),
 ]  # fmt: skip
 
 
@@ -503,7 +527,7 @@ def test_a_comparison_in_words_is_what_the_rows_say(rows, study, words, machines
 def worse(measured: Rows) -> dict[str, pd.Series]:
     """Figures in another order: what is said of them is no longer so."""
     figures = ("peak_mib", "median_ms", "power_w", "power_after_w", "sm_mhz", "relative_error",
-               "late_loss", "epoch_gate_change")  # fmt: skip
+               "late_loss", "epoch_gate_change", "kernels_ms", "busy")  # fmt: skip
     figures = [name for name in figures if name in measured]
     turned = {name: measured[name].iloc[::-1].to_numpy() for name in figures}
     if "samples_ms" in measured:

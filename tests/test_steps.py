@@ -1,10 +1,8 @@
-"""Steps timed from the very first one, and the first step taken apart."""
+"""Steps timed from the very first one."""
 
 import pytest
 import torch
 
-from fusedlib.bench.attempt import Attempt
-from measure import first_step, warmup
 from study import trainer as transformer_trainer
 
 PROBLEM = {
@@ -52,43 +50,3 @@ def test_sizes_in_one_process_go_on_after_one_that_does_not_fit(monkeypatch):
     assert [r["position"] for r in runs] == [1, 2, 3]
     assert runs[1]["oom"] == "CUDA out of memory."
     assert all(r["import_torch_ms"] == 2.0 for r in runs)
-
-
-def test_stages_cover_the_way_to_a_settled_step():
-    actual = first_step.stages(START, model="nano", direction="step", **PROBLEM)
-    wanted = {"device_ms", "build_ms", "gemm_ms", "corner_ms", "first_ms", "settled_ms"}
-    assert wanted <= set(actual)
-    assert all(actual[name] > 0 for name in wanted)
-
-
-SHARED = warmup.problem(16, batch_size=2, device="cpu")
-OPTIONS = {"models": ["nano"], "directions": ["forward"], "count": 25, "warmups": [0, 5]}
-
-
-def test_a_shared_process_runs_its_sizes_once_together():
-    options = OPTIONS | {"models": ["nano", "micro"]}
-    cases = warmup.step_cases(SHARED, "shared", 1, **options)
-    measure = warmup.Measure()
-    rows = [measure(c) for c in cases]
-    assert [r["position"] for r in rows] == [1, 2]
-    assert rows[0]["interpreter_ms"] == rows[1]["interpreter_ms"], "one process, one start"
-    assert rows[0]["num_parameters"] < rows[1]["num_parameters"]
-    assert len(rows[0]["samples_ms"]) == 25
-
-
-@pytest.mark.parametrize(("isolation", "processes"), [("fresh", 2), ("shared", 1)])
-def test_a_size_that_does_not_fit_is_a_row_out_of_memory(monkeypatch, isolation, processes):
-    runs = {"nano": {"samples_ms": [1.0]}, "micro": {"oom": "CUDA out of memory."}}
-    started = []
-
-    def run(target, call, timeout_s):
-        started.append(call["models"])
-        return [runs[m] for m in call["models"]]
-
-    monkeypatch.setattr(warmup.fresh, "run", run)
-    measure = warmup.Measure()
-    cases = warmup.step_cases(SHARED, isolation, 1, **OPTIONS | {"models": list(runs)})
-    actual = {c["model"]: Attempt.at(measure, c) for c in cases}
-    assert {name: a.status for name, a in actual.items()} == {"nano": "ok", "micro": "oom"}
-    assert actual["micro"].reason == "CUDA out of memory."
-    assert len(started) == processes, "each fresh case has one of its own"

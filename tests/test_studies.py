@@ -31,7 +31,7 @@ def test_the_ids_of_all_cases_are_those_that_were_recorded(name):
     assert digest(study.full_cases(name)) == GOLDEN[name]["full"]
 
 
-UNCHECKED = {"05_warmup": {"compiled"}}
+UNCHECKED: dict[str, set[str]] = {}
 """Sizes whose entries no study looks at before it measures."""
 
 
@@ -125,15 +125,12 @@ print(json.dumps([*study.full_cases(sys.argv[1])]))
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[] if name == "05_warmup" else pytest.mark.long)
-        for name in study.names()
-    ],
+    [pytest.param(name, marks=pytest.mark.long) for name in study.names()],
 )
 @pytest.mark.slow
 def test_a_study_s_cases_do_not_depend_on_what_other_studies_have_imported(name):
     """Who computes an MLP is registered where it is imported: study 06 once lost Liger so."""
-    for other in ("08_profile",):  # whose imports register others
+    for other in study.names():
         study.full_cases(other)
     here = study.full_cases(name)
     command = [sys.executable, "-c", LISTED, name]

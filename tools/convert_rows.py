@@ -36,6 +36,16 @@ FIELDS = {
         "lengths": ("experiment", "direction", "lengths", "most", "hidden_size",
                     "intermediate_size", "dtype", "warmed", "device"),
     },
+    "warmup": dict.fromkeys(
+        ("steps", "stages", "calls", "compilation"),
+        ("experiment", "isolation", "steps", "together", "context_length", "batch_size", "dtype",
+         "attention", "device", "direction", "process", "model"),
+    ),
+    "profile": dict.fromkeys(
+        ("step", "profile"),
+        ("experiment", "batch_size", "attention", "device", "context_length", "precision",
+         "model"),
+    ),
     "anatomy": dict.fromkeys(
         ("errors", "peak", "time"),
         ("experiment", *MLP, "precision", "direction", "weight_gradients", "launch", "device"),
@@ -70,7 +80,7 @@ FIELDS = {
 OLD = {
     "kernels": "03_kernels", "anatomy": "02_anatomy", "precision": "12_precision",
     "mnist": "13_mnist", "compilers": "11_compilers", "llama": "10_llama",
-    "end_to_end": "06_end_to_end",
+    "end_to_end": "06_end_to_end", "warmup": "05_warmup", "profile": "08_profile",
 }  # fmt: skip
 ARM = ("experiment", "model", "dtype", "batch_size", "context_length", "device")
 OPERATION = ("experiment", "batch_size", "context_length", "hidden_size", "dtype", "launch",

@@ -15,7 +15,7 @@ import pandas as pd
 from press import style
 from press.analysis import ratios
 from press.published import MACHINE, load
-from press.rows import Rows, study
+from press.rows import Rows
 from press.say import key_of
 from study import rows as recorded
 from study.rows import ratio
@@ -86,24 +86,12 @@ def _of_topic(name: str) -> pd.DataFrame:
 
 def eager_steps() -> pd.DataFrame:
     """Every eager training step that a session of two topics clocked on a GPU, and `of` which."""
-    each = {"end_to_end": _of_topic("end_to_end"), "profile": study("profile")}
+    each = {"end_to_end": _of_topic("end_to_end"), "profile": _of_topic("profile")}
     steps = pd.concat([rows.assign(of=name) for name, rows in each.items()])
     return steps.query(
         "provider == 'eager' and attention == 'plain' and device == 'cuda' and "
         "experiment != 'mlp' and status == 'ok' and step_median_ms.notna()"
     )
-
-
-def with_busy_ends(profiles: Rows) -> Rows:
-    """Profiles with `busy_low` and `busy_high`, the time of their kernels over the slowest and the
-    fastest such step of all sessions; NaN where no session has one.
-    """
-    keys = ["machine", "model", "precision", "context_length"]
-    steps = eager_steps().groupby(keys, observed=True)["step_median_ms"].agg(["max", "min"])
-    each = steps.reindex(pd.MultiIndex.from_frame(profiles[keys]))
-    ends = {name: profiles["kernels_ms"] / each[of].to_numpy()
-            for name, of in (("busy_low", "max"), ("busy_high", "min"))}  # fmt: skip
-    return profiles.assign(**ends)
 
 
 def standing(table: pd.DataFrame, machine: str) -> pd.DataFrame:
@@ -241,12 +229,13 @@ def _of_steps() -> Iterator[Pair]:
 
 def _of_warm_up() -> Iterator[Pair]:
     """Means of ten steps without warm-up over those with it, a session a process."""
-    fresh = study("warmup").of(
-        experiment="steps", isolation="fresh", direction="forward+backward", status="ok"
-    )  # fmt: skip
+    fresh = _of_topic("warmup").query(
+        "experiment == 'steps' and isolation == 'fresh' and direction == 'forward+backward' and "
+        "status == 'ok'"
+    )
     for source, later in (("001", 1), ("004", 5)):
         for model in MODELS:
-            own = fresh.of(model=model).set_index("machine")["samples_ms"]
+            own = fresh[fresh["model"] == model].set_index("machine")["samples_ms"]
             series = f"direction == 'forward+backward' and source == '{source}'"
             yield Pair(source, f"mean without warm-up, {model}",
                        _stated("warmup", f"{series} and model == '{model}'", "warmup_steps", 0,

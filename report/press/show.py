@@ -80,19 +80,23 @@ def lines(
 
 def bars(
     rows: pd.DataFrame, x: str, y: str, by: str = "provider", *, panel: Columns | None = None,
-    stacked: bool = False, most: int = 4, title: str | None = None,
+    stacked: bool = False, span: tuple[str, str] | None = None, most: int = 4,
+    title: str | None = None,
 ) -> Picture:  # fmt: skip
     """Lying bars from 0 to `x`, a group a category in `y`; else as `dots`.
 
     A name in `by` is a bar, or with `stacked` a part of one. Bars are the first machine's, other
     machines have marks on them; stacked ones are a bar a machine. Their axis is never logarithmic.
+    Two columns in `span` are the ends of a line over a stacked bar.
 
     Raises:
         ValueError: as of `dots`.
     """
     several = "machine" in rows and rows["machine"].nunique() > 1
     at = list(dict.fromkeys([y, "machine"])) if stacked and several else [y]
-    return _picture(plots.bars, rows, x, at, by, panel, None, most, title, stacked=stacked)
+    ends = dict(zip(("low", "high"), span or (), strict=False))
+    options = {"stacked": stacked, "values": span is None, **ends}
+    return _picture(plots.bars, rows, x, at, by, panel, None, most, title, **options)
 
 
 def areas(panels: Mapping[str, pd.DataFrame], phases: Sequence[str]) -> Picture:
@@ -139,8 +143,8 @@ def _picture(
     if marks.empty:
         return _nothing(rows, value, title)
     _require_alike(marks, every, "mark", 'a panel each: panel="{}"')
-    own = _own_machines(marks)
-    marks = _medians(marks, every, value)
+    own, more = _own_machines(marks), [options[end] for end in ("low", "high") if end in options]
+    marks = _medians(marks, every, [value, *more])
     ordered = {name: ordered_values(name, marks[name]) for name in every}
     _require_few(by, ordered[by], most, f", or most={len(ordered[by])} for all")
     _require_few("machine", ordered["machine"], len(MARKS))
@@ -150,7 +154,8 @@ def _picture(
     within = _within(marks, own, spans, 0.0 if plot is plots.bars else reference)
     marks, beyond = marks[within], int((~within).sum())
 
-    shown = pd.DataFrame({value: marks[value], **{n: _labelled(n, marks[n]) for n in every}})
+    labels = {name: _labelled(name, marks[name]) for name in every}
+    shown = pd.DataFrame({**{name: marks[name] for name in (value, *more)}, **labels})
     shown = shown.sort_values(every, kind="stable")
     place = over or ", ".join(at)
     shown["panel"] = _joined(shown, panels)
@@ -177,7 +182,7 @@ def _picture(
     _legend(drawn.figure, plot, cards, beyond)
     if title:
         drawn.figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=style.INK)
-    data = marks.loc[shown.index, [name for name in (*every, value) if name in rows]]
+    data = marks.loc[shown.index, [name for name in (*every, value, *more) if name in rows]]
     alt = f"{title.rstrip('.')}. {drawn.alt}" if title else drawn.alt
     return Picture(drawn.figure, data.reset_index(drop=True), alt)
 
@@ -374,10 +379,10 @@ def _own_machines(rows: pd.DataFrame) -> set[Any]:
     return set(rows["machine"][strange])
 
 
-def _medians(rows: pd.DataFrame, keys: list[str], value: str) -> pd.DataFrame:
+def _medians(rows: pd.DataFrame, keys: list[str], values: list[str]) -> pd.DataFrame:
     """A row a mark, the median over its repetitions."""
     groups = rows.groupby(keys, dropna=False, observed=True, sort=False)
-    return groups[value].median().reset_index()
+    return groups[values].median().reset_index()
 
 
 # --- refused -------------------------------------------------------------------------------------

@@ -158,16 +158,3 @@ def innermost(
     for event, around in nested([*ranges, *issued]):
         if event.piece is not None:
             yield event.piece, around.name if around else None
-
-
-def gaps(pieces: Sequence[Piece], since: float | None = None) -> list[tuple[float, bool]]:
-    """Each time in µs without any piece, between them and since then; and whether the next piece
-    was launched only after it had begun, so that the device waited for the host."""
-    ordered = sorted(pieces, key=lambda p: p.start)
-    end = min(p.start for p in ordered) if since is None else since
-    lengths = []
-    for piece in ordered:
-        if piece.start > end:
-            lengths.append((piece.start - end, piece.issued > end))
-        end = max(end, piece.end)
-    return lengths

@@ -1,0 +1,225 @@
+"""The first steps of a process: what they take above late ones, and what of the start is to blame.
+
+`experiment` is "steps", each step of a process from its very first one; "stages", "calls" and
+"compilation" take a first step apart. `isolation` says whether a process ran one size, "fresh", or
+all of `together` in order, "shared". How often a process is begun anew is told by `process`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fusedlib.bench.arguments import require_known, require_least
+from fusedlib.bench.attempt import Unavailable
+from measure.racing import fresh
+from measure.racing.cases import Case, Row, device_of, grid
+from models import transformer
+from study import trainer
+from study.race import each
+from study.run import sized
+from study.trainer import require_possible
+
+QUICK: dict[str, Any] = {
+    "device": "auto",  # cuda, mps, cpu, or auto for the best there is
+    "models": ["nano", "micro"],  # sizes of the Transformer, smallest first
+    "directions": ["forward+backward"],  # forward, backward, forward+backward or step
+    "steps": 30,  # that each process records from its very first
+    "processes": 1,  # fresh processes for each size and direction
+    "shared_processes": 1,  # processes that run all sizes one after the other
+    "stage_processes": 1,  # fresh processes for the stages of the first step
+    "context_length": 16,  # tokens a sequence
+    "batch_size": 4,  # sequences a step
+    "dtype": "float32",  # of the weights
+    "attention": "plain",  # softmax(QKᵀ)V as published, or sdpa
+    "compiled": [],  # sizes whose first compiled step is timed
+}
+FULL: dict[str, Any] = QUICK | {
+    "models": ["small", "medium", "large", "xl", "2.7b"],
+    "directions": ["forward", "backward", "forward+backward"], "context_length": 256,
+    "compiled": ["small"], "processes": 3, "stage_processes": 2,
+}  # fmt: skip
+PROFILES = {"quick": QUICK, "full": FULL}
+
+MEASURED_STEPS = 10
+"""Steps of a published mean, and the late ones at the end of a process."""
+MOST_WARMUP = 5
+TIMEOUT_S = 540.0
+BOTH = "forward+backward"
+_ARGUMENTS = ("context_length", "batch_size", "dtype", "attention", "device", "direction")
+
+
+def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
+    """Every case, whole processes first.
+
+    Raises:
+        ValueError: an unknown or missing name, or too few steps for five of warm-up, ten measured
+            and ten late ones.
+    """
+    s = sized(PROFILES, profile, sizes)
+    require_known("direction", s.directions, trainer.DIRECTIONS)
+    require_known("dtype", [s.dtype], ["float32", "bfloat16", "float16"])
+    require_least(MOST_WARMUP + 2 * MEASURED_STEPS, steps=s.steps)
+    for model in (*s.models, *s.compiled):
+        transformer.config(model, context_length=s.context_length, attention=s.attention)
+    if not s.models or not s.directions:
+        raise ValueError("models and directions need an entry each")
+    shared = {
+        "context_length": s.context_length, "batch_size": s.batch_size, "dtype": s.dtype,
+        "attention": s.attention, "device": device_of(s.device),
+    }  # fmt: skip
+    listed = []
+    for isolation, count in (("fresh", s.processes), ("shared", s.shared_processes)):
+        together = "" if isolation == "fresh" else ",".join(s.models)
+        listed += grid(
+            {"experiment": "steps", "provider": "eager", "isolation": isolation, "steps": s.steps,
+             "together": together, **shared},
+            direction=s.directions, process=range(1, count + 1), model=s.models,
+        )  # fmt: skip
+    alone = {"direction": "step", "provider": "eager", **shared}
+    stages, once = range(1, s.stage_processes + 1), [1]
+    listed += grid({**alone, "experiment": "stages"}, model=s.models, process=stages)
+    listed += grid({**alone, "experiment": "calls"}, model=s.models, process=once)
+    inductor = {**alone, "experiment": "compilation", "provider": "inductor"}
+    return listed + grid(inductor, model=s.compiled, process=once)
+
+
+def measure(race: list[Case]) -> list[Row]:
+    """A row a case, each of a process that is begun for it, or for all sizes of a shared one."""
+    return each(race, _figures)
+
+
+def available(case: Case) -> None:
+    """Raise `Unavailable` for what cannot run here."""
+    if case["experiment"] == "calls" and case["device"] != "cuda":
+        raise Unavailable("needs a CUDA GPU: elsewhere there are no driver calls")
+    require_possible(case)
+
+
+def _figures(case: Case) -> dict[str, Any]:
+    available(case)
+    arguments = {name: case[name] for name in _ARGUMENTS}
+    if case["experiment"] == "steps":
+        return _of_process(case, arguments)
+    arguments |= {"model": case["model"], "provider": case["provider"]}
+    target = f"study.first_step:{case['experiment']}"
+    return dict(fresh.run(target, arguments, timeout_s=TIMEOUT_S))
+
+
+_RUN: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+"""The last shared process, and its figures by size, of those whose rows are still to come."""
+
+
+def _of_process(case: Case, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A series of steps; a size that did not fit is a `MemoryError`."""
+    models = (case["together"] or case["model"]).split(",")
+    key = (*arguments.items(), case["process"], case["steps"], *models)
+    if case["model"] not in _RUN.get(key, {}):
+        call = {**arguments, "models": models, "steps": case["steps"]}
+        target = "study.trainer:in_one_process"
+        runs = fresh.run(target, call, timeout_s=TIMEOUT_S)
+        _RUN.clear()
+        _RUN[key] = dict(zip(models, runs, strict=True))
+    figures = _RUN[key].pop(case["model"])
+    if "oom" in figures:
+        raise MemoryError(figures["oom"])
+    return figures
+
+
+# --- what follows from rows ----------------------------------------------------------------------
+
+SAMPLES = ["samples_ms", "forward_samples_ms"]
+STAGES = ["gemm_ms", "gemm_again_ms", "corner_ms", "corner_again_ms", "first_ms", "settled_ms"]
+
+
+def derive(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with what follows from them, in ms.
+
+    A late step is the median of the last ten of its process (`late_ms`). `extra_ms` is the first
+    step above it, `added_ms` what a mean of ten steps without warm-up has of that, `over_late` this
+    mean over a late step. Of stages, `gemm_extra_ms`, `corner_extra_ms` and `whole_extra_ms` are
+    the first time above the second, or above a late step.
+    """
+    used = ["isolation", *SAMPLES, *STAGES]
+    rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *used])))
+    figures = rows[STAGES].apply(pd.to_numeric, errors="coerce")
+    series = rows["samples_ms"].where(rows["samples_ms"].notna(), None)
+    late = series.map(_late, "ignore").astype(float)
+    extra = series.map(lambda s: s[0], "ignore").astype(float) - late
+    mean = series.map(lambda s: _ten(s, 0, np.mean), "ignore").astype(float)
+    return rows.assign(
+        late_ms=late, extra_ms=extra, added_ms=extra / MEASURED_STEPS, over_late=mean / late,
+        source=rows["isolation"], origin="measured", warmup_steps=0,
+        gemm_extra_ms=figures["gemm_ms"] - figures["gemm_again_ms"],
+        corner_extra_ms=figures["corner_ms"] - figures["corner_again_ms"],
+        whole_extra_ms=figures["first_ms"] - figures["settled_ms"],
+    )  # fmt: skip
+
+
+def after_warmup(rows: pd.DataFrame, *dropped: int) -> pd.DataFrame:
+    """Each series once a number of warm-up steps, `warmup_steps`: what a benchmark would report.
+
+    Of the ten steps that follow, `mean_ms`, `std_ms` and `over_late`, the mean over a late step;
+    where a step goes forward and backward also `forward_share`, of their time. A series that has
+    not as many steps is left out.
+    """
+    series = rows[rows["samples_ms"].notna()]
+    parts = []
+    for count in dropped:
+        mean, std, forward = (
+            series[name].map(lambda s, of=of, n=count: _ten(s, n, of), "ignore").astype(float)
+            for name, of in ((SAMPLES[0], np.mean), (SAMPLES[0], _deviation), (SAMPLES[1], np.mean))
+        )
+        share = (forward / mean).where(series["direction"] == BOTH)
+        parts.append(series.assign(
+            warmup_steps=count, mean_ms=mean, std_ms=std, over_late=mean / series["late_ms"],
+            forward_share=share,
+        ).dropna(subset="mean_ms"))  # fmt: skip
+    return pd.concat(parts)
+
+
+def by_step(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row a step of each series: `nth_step`, from 1, and `over_late`, over a late step."""
+    series = rows[rows["samples_ms"].notna()]
+    steps = series.assign(
+        nth_step=[range(1, len(s) + 1) for s in series["samples_ms"]],
+        over_late=[list(np.array(s) / _late(s)) for s in series["samples_ms"]],
+    )
+    return steps.explode(["nth_step", "over_late"]).astype({"nth_step": int, "over_late": float})
+
+
+def from_tables(tables: pd.DataFrame) -> pd.DataFrame:
+    """Published means and standard deviations of ten steps with the columns of measured rows.
+
+    If nine steps of ten take r and one takes r + e, their mean is r + e/10 and their standard
+    deviation e/√10. So `added_ms`, e/10, is the deviation over √10; only where there was no
+    warm-up. A late step is that of the source's main table or of its longest warm-up.
+    """
+    ordered = tables.sort_values("warmup_steps", na_position="last", kind="stable")
+    settled = ordered.groupby(["source", "direction", "model"])["mean_ms"].transform("last")
+    forward = tables["mean_ms"].where(tables["direction"] == "forward")
+    dropped = tables["warmup_steps"].fillna(-1)
+    same = [tables["source"], tables["model"], dropped]
+    share = forward.groupby(same).transform("max") / tables["mean_ms"]
+    return tables.assign(
+        added_ms=(tables["std_ms"] / MEASURED_STEPS**0.5).where(dropped == 0),
+        forward_share=share.where(tables["direction"] == BOTH),
+        over_late=tables["mean_ms"] / settled, origin="published", experiment="steps",
+    )  # fmt: skip
+
+
+def _late(samples: list[float]) -> float:
+    """Median of a process's last ten steps."""
+    return float(np.median(samples[-MEASURED_STEPS:]))
+
+
+def _ten(samples: list[float], dropped: int, statistic: Any) -> float:
+    """A statistic of the ten steps after so many; NaN where there are fewer."""
+    enough = len(samples) >= dropped + MEASURED_STEPS
+    return float(statistic(samples[dropped : dropped + MEASURED_STEPS])) if enough else np.nan
+
+
+def _deviation(samples: list[float]) -> float:
+    """The sample standard deviation."""
+    return float(np.std(samples, ddof=1))
