@@ -64,4 +64,4 @@ def test_a_guide_runs_and_shows_pictures(guide, tmp_path):
     printed = "".join(o.get("text", "") for o in outputs) + str([o.get("data") for o in outputs])
     assert guide.name != "01_kernel" or printed.count("wrong") >= 1, "a wrong mask was accepted"
     refused = printed.count("<td>wrong</td>")
-    assert guide.name != "02_faster" or refused == 10, "the kernel, eight cheats, the suspect"
+    assert guide.name != "02_faster" or refused == 8, "the kernel, six cheats, the suspect"

@@ -15,24 +15,26 @@ from measure.recording import results
 from press import replay
 from press.running import config
 from study import run
-from study.rows import load
+from study.rows import load, newest, ratio
 
 Rows = pd.DataFrame
 NOTEBOOKS = {part.name: part.notebook for part in config.load().parts}
 
 
 SHAPE = ["tokens", "hidden_size", "intermediate_size"]
+NARROW = 512, 1024, 2048
 NEWEST = "2026-11-28-c120bf3"  # of both GPUs, at the release's code
 
 
 @pytest.fixture(scope="module")
 def rows() -> Callable[[str, str], Rows]:
-    """Rows of a study or topic that are ok, of one recorded machine."""
+    """Rows of a study or topic that are ok, of one recorded machine; of anatomy wrong ones too."""
 
     def of(study: str, machine: str) -> Rows:
         if study in run.topics():
             every = load(study, sessions=True)
-            every = every[(every["machine"] == label(machine)) & (every["status"] == "ok")]
+            statuses = ["ok", "wrong"] if study == "anatomy" else ["ok"]  # wrong is timed there
+            every = every[(every["machine"] == label(machine)) & every["status"].isin(statuses)]
             return every.assign(recording=every["set"], case=every["old_id"])
         with replay.recorded_rows():
             every = results.Recorder(study, profile="full").rows()
@@ -420,6 +422,93 @@ def small_waits_for_most_of_its_step(measured: Rows) -> bool:
     )
 
 
+def times_as_fast(measured: Rows, base: str) -> Rows:
+    """As a notebook's picture has it: of each race the newest session, by medians."""
+    lines = measured.astype(object).where(measured.notna(), None).to_dict("records")
+    return ratio(pd.DataFrame(newest(lines)).drop(columns="samples_ms"), over=base)
+
+
+def gains_of_models(measured: Rows) -> Rows:
+    """Forward and backward over PyTorch, by provider."""
+    gains = times_as_fast(interleaved(measured), "eager")
+    return gains.pivot_table("ratio", ["model", "hidden_size"], "provider")
+
+
+def two_thirds_of_the_products(measured: Rows) -> bool:
+    gains = gains_of_models(measured).droplevel("hidden_size") - 1
+    share = gains["fused"] / gains["products"]
+    return len(share) == 8 and share.min() > 2 / 3 and share["Qwen2.5-7B"] > 1
+
+
+def fusing_pays_where_hidden_is_small(measured: Rows) -> bool:
+    gains = gains_of_models(measured)["fused"].groupby("hidden_size")
+    least, most = gains.min(), gains.max()
+    return len(least) == 7 and bool((least.to_numpy()[:-1] > most.to_numpy()[1:]).all())
+
+
+def liger_s_whole_mlp_takes_longer(measured: Rows) -> bool:
+    models = of(measured, group="models", dtype="bfloat16", launch="python")
+    gains = of(times_as_fast(models, "eager"), provider="liger-mlp")["ratio"]
+    return len(gains) >= 8 and bool((gains < 1).all())
+
+
+def matrices_saved(measured: Rows) -> bool:
+    saved = of(measured, experiment="saved", dtype="bfloat16")
+    saved = saved.assign(matrices=saved["saved_mib"] * 2**20 / 2
+                         / saved["tokens"] / saved["intermediate_size"])  # fmt: skip
+    said = {"fused": 2, "liger": 3, "inductor": 3, "eager": 4}
+    spans = saved.groupby("provider")["matrices"].agg(["min", "max"]).reindex([*said])
+    return all(round(n, 2) == said[name] for name, span in spans.iterrows() for n in span)
+
+
+def forward_over_liger(measured: Rows, launch: str, provider: str, setting: str) -> Rows:
+    """By tokens and width."""
+    ran = of(measured, experiment="time", direction="forward", launch=launch, precision=setting)
+    fp32 = of(times_as_fast(of(ran, dtype="float32"), "liger"), provider=provider)
+    return fp32.groupby(["tokens", "hidden_size"])["ratio"].median()
+
+
+def repaired_in_tf32_ahead_at_both_ends(measured: Rows) -> bool:
+    gains = forward_over_liger(measured, "graph", "all-gradients", "high")
+    return len(gains) == 7 and {*gains.index[gains > 1]} == {(64, 512), (64, 16384)}
+
+
+def repaired_in_ieee_a_quarter_as_fast(measured: Rows) -> bool:
+    graph = forward_over_liger(measured, "graph", "ieee-products", "highest")
+    python = forward_over_liger(measured, "python", "ieee-products", "highest")
+    return (
+        0.2 < graph.max() < 0.27 and 0.9 < python[64, 512] < 1.15
+        and python.drop((64, 512)).max() < 0.53
+    )  # fmt: skip
+
+
+def as_published_near_three(measured: Rows) -> bool:
+    gains = forward_over_liger(measured, "graph", "published-kernel", "highest")
+    return 2.9 < gains.max() < 3.05
+
+
+def grows_and_two_widest_have_no_time(measured: Rows) -> bool:
+    gains = forward_over_liger(measured, "graph", "published-kernel", "highest")
+    return {width for _, width in gains.index} == {512, 1024, 2048, 4096} and bool(
+        gains[64].is_monotonic_increasing
+    )
+
+
+def liger_s_slow_call(measured: Rows) -> bool:
+    repaired, eager = (
+        forward_over_liger(measured, "python", name, "high").reindex([(64, n) for n in NARROW]) - 1
+        for name in ("all-gradients", "eager")
+    )
+    graph = forward_over_liger(measured, "graph", "eager", "high")
+    return bool((eager > 0.5 * repaired).all() and graph.between(0.9, 1.01).all())
+
+
+def alike_in_bf16_with_many_tokens(measured: Rows) -> bool:
+    half = of(measured, experiment="time", dtype="bfloat16", launch="graph", direction="forward")
+    gains = times_as_fast(of(half, tokens=1024), "liger")["ratio"]
+    return len(gains) >= 2 and bool(gains.between(0.95, 1.05).all())
+
+
 BOTH = ["nvidia-h200", "nvidia-h100"]
 SAID = [
     ("memory", "With at least twice as many tokens as the hidden size fusedlib holds less than "
@@ -490,6 +579,31 @@ SAID = [
      ["nvidia-h100"], liger_behind_compiled_families),
     ("warmup", "In one of two recordings of the H100 the sizes differ by more than the claim "
      "below allows", ["nvidia-h100"], apart_in_one_of_two),
+    ("01_kernel/kernels", "Forward and backward, the library has two thirds or more of what the "
+     "products alone would give, and more than all of it for Qwen2.5-7B",
+     BOTH, two_thirds_of_the_products),
+    ("01_kernel/kernels", "fusing is worth most where hidden is small",
+     BOTH, fusing_pays_where_hidden_is_small),
+    ("01_kernel/kernels", "the products stay, and take most of the time",
+     BOTH, most_in_the_products),
+    ("01_kernel/kernels", "It takes longer than PyTorch for every model",
+     BOTH, liger_s_whole_mlp_takes_longer),
+    ("01_kernel/memory", "in 16 bits fusedlib keeps two matrices for backward, Liger and "
+     "torch.compile three, PyTorch four", BOTH, matrices_saved),
+    ("02_faster/anatomy", "In TF32 at the narrowest and the widest alone",
+     BOTH, repaired_in_tf32_ahead_at_both_ends),
+    ("02_faster/anatomy", "In IEEE nowhere: it is about a quarter as fast at best",
+     BOTH, repaired_in_ieee_a_quarter_as_fast),
+    ("02_faster/anatomy", "From Python, in IEEE, *repaired* is about level at width 512, and about "
+     "half as fast or less from 1,024 on", BOTH, repaired_in_ieee_a_quarter_as_fast),
+    ("02_faster/anatomy", "in a graph the factor comes near three",
+     BOTH, as_published_near_three),
+    ("02_faster/anatomy", "on the H100 the two widest layers have no such time",
+     ["nvidia-h100"], grows_and_two_widest_have_no_time),
+    ("02_faster/anatomy", "From Python, up to width 2,048, plain PyTorch has more than half of the "
+     "repaired kernel's lead over Liger in TF32, and in a graph none", BOTH, liger_s_slow_call),
+    ("02_faster/anatomy", "PyTorch, Liger and fusedlib are nearly alike with 1,024 tokens",
+     BOTH, alike_in_bf16_with_many_tokens),
     ("09_learn", "Trained ones move by more than a third of their length in the first epoch",
      BOTH, gates_that_train_move_by_a_third),
     ("09_learn", "marks of one seed lie within a tenth of what the seeds span",
@@ -526,8 +640,9 @@ def test_a_comparison_in_words_is_what_the_rows_say(rows, study, words, machines
 
 def worse(measured: Rows) -> dict[str, pd.Series]:
     """Figures in another order: what is said of them is no longer so."""
-    figures = ("peak_mib", "median_ms", "power_w", "power_after_w", "sm_mhz", "relative_error",
-               "late_loss", "epoch_gate_change", "kernels_ms", "busy")  # fmt: skip
+    figures = ("peak_mib", "saved_mib", "median_ms", "power_w", "power_after_w", "sm_mhz",
+               "relative_error", "late_loss", "epoch_gate_change", "kernels_ms",
+               "busy")  # fmt: skip
     figures = [name for name in figures if name in measured]
     turned = {name: measured[name].iloc[::-1].to_numpy() for name in figures}
     if "samples_ms" in measured:
