@@ -1,6 +1,8 @@
 """Attention: its counts against what is seen, its truth, its cases and its races."""
 
+import json
 import math
+import re
 from dataclasses import replace
 
 import pandas as pd
@@ -15,6 +17,7 @@ from fusedlib.bench import check
 from fusedlib.bench.attempt import Wrong
 from measure.racing import memory, rivals
 from measure.racing.rivals import Workload
+from measure.recording import paths
 from models.transformer import plain_attention
 from study import attention, calls, causal, footprint, race, run
 from study.causal import AttentionProblem, draw, flops, kept, traffic
@@ -272,6 +275,25 @@ def test_a_backend_is_found_by_its_node_and_math_has_none():
     attend = torch.nn.functional.scaled_dot_product_attention
     sliced = attend(query, key, value, is_causal=True)[..., :4].clone()
     assert causal.backend_of(sliced) == "flash", "as where torch pads heads"
+
+
+def test_the_notebook_asks_torch_without_gradients_inside_a_model_and_with_shared_heads():
+    cells = json.loads((paths.NOTEBOOKS / "06_attention.ipynb").read_text(encoding="utf-8"))[
+        "cells"
+    ]
+    [text] = ["".join(cell["source"]) for cell in cells if cell["id"] == "which"]
+    attend = torch.nn.functional.scaled_dot_product_attention
+    names = {"torch": torch, "re": re, "sdpa": attend}
+    exec(text[: text.index("\n\nmask = ")], names)
+    which, query, few = names["which"], torch.randn(1, 4, 16, 8), torch.randn(1, 2, 16, 8)
+    for quiet in (torch.no_grad, torch.inference_mode):
+        with quiet():
+            assert which(torch.randn(1, 4, 16, 8), query, query) == "flash"
+    assert which(query, few, few, enable_gqa=True) == "flash"
+    leaf = query.clone().requires_grad_()
+    earlier = attend(leaf, leaf, leaf, is_causal=True)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert which(earlier, earlier, earlier) == "math"
 
 
 def test_a_rival_is_added_at_its_shapes_alone_and_another_text_is_refused():

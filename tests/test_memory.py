@@ -192,6 +192,52 @@ def test_the_calculator_knows_shared_heads_and_a_large_vocabulary():
         calculator.parts(**shape, kv_heads=5)
 
 
+def test_the_calculator_s_larger_moment_is_the_peak_that_was_asked_for():
+    steps = load("model_memory").query("mode == 'step' and status == 'ok'")
+    for row in steps.to_dict("records"):
+        model = SIZES[row["model"]]
+        held = calculator.moments(
+            row["precision"], {"sdpa": "fused"}.get(row["attention"], "plain"),
+            hidden=model.d_model, layers=model.num_layers, inner=model.d_ff,
+            heads=model.num_heads, tokens=int(row["context_length"]), batch=int(row["batch_size"]),
+        )  # fmt: skip
+        loss, update = (sum(sizes.values()) for sizes in held.values())
+        assert max(loss, update) == pytest.approx(row["counted_gib"], rel=1e-3)
+        assert update == pytest.approx(row["asked_gib"], rel=2e-3) and update > loss
+        passing = row["peak_in_backward_mib"] / 1024
+        assert loss == pytest.approx(passing, rel=0.02) or loss < passing
+    assert len(steps) > 20
+
+
+def test_the_calculator_knows_tied_embeddings_wide_heads_masters_and_a_chunked_loss():
+    qwen = {"hidden": 1536, "layers": 28, "inner": 8960, "heads": 12, "kv_heads": 2, "tokens": 8}
+    tied, apart = (
+        calculator.parts(**qwen, vocabulary=151_936, tied=tied)["weights"] * 2**29
+        for tied in (True, False)
+    )
+    biases = 28 * (12 + 2 * 2) * 128
+    assert tied == 1_543_714_304 - biases, "Qwen2.5-1.5B"
+    assert apart - tied == 151_936 * 1536
+    wide = {"hidden": 1024, "layers": 28, "inner": 3072, "heads": 16, "kv_heads": 8, "head": 128}
+    found = calculator.parts(**wide, tokens=8, vocabulary=151_936, tied=True)["weights"] * 2**29
+    assert found == 596_049_920 - 28 * 2 * 128, "Qwen3-0.6B, without the norms of its heads"
+    pure, master = (calculator.parts(name, **qwen) for name in ("bf16", "bf16, fp32 master"))
+    assert master["optimizer"] == 3 * pure["optimizer"] == 6 * pure["weights"]
+    assert {n: master[n] for n in pure if n != "optimizer"} == {
+        n: pure[n] for n in pure if n != "optimizer"
+    }
+    of = {"hidden": 4096, "layers": 32, "inner": 14336, "heads": 32, "kv_heads": 8, "tokens": 8192}
+    whole, chunked = (
+        calculator.moments(**of, vocabulary=128_256, loss=loss, adamw="fused")["at the loss"]
+        for loss in calculator.LOSSES
+    )
+    assert whole["logits"] * 2**30 == 8 * 8192 * 128_256 and "logits" not in chunked
+    saved = (whole["activations"] - chunked["activations"]) * 2**30
+    assert saved == pytest.approx(4 * 8192 * 128_256 - 2 * 4096 * (8192 + 128_256))
+    update = calculator.moments(**of, adamw="fused")["in the update"]
+    assert set(update) == {"weights", "optimizer", "gradients"}
+
+
 def test_one_more_layer_costs_what_is_counted():
     rows = load("memory").query("experiment == 'stack' and dtype == 'bfloat16'")
     deepest = rows[rows["layer_mib"].notna()].sort_values("layers")

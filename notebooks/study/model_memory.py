@@ -469,6 +469,7 @@ def clear(device: str, *, workspaces: bool = True) -> None:
 # --- rows ----------------------------------------------------------------------------------------
 
 PLANS = ("none", "first", "segments", "nested")
+_ALLOCATOR = {"requested_peak_mib": "asked_gib", "reserved_peak_mib": "reserved_gib"}
 SETTING = ("model", "context_length", "batch_size", "attention", "precision", "device")
 
 
@@ -476,11 +477,13 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with what follows from them.
 
     Of every row `setting`, the model with its tokens; `peak_gib` and `counted_gib`, the peak
-    measured and by formula, and `over`, by what share it lies above. Of a plan `plan`, `blocks` and
+    measured and by formula, and `over`, by what share it lies above; `asked_gib` and
+    `reserved_gib`, the most that was asked of CUDA's allocator, which hands out whole blocks, and
+    the most that it held in reserve. Of a plan `plan`, `blocks` and
     `plan_name`; `ratio`, its time over that of no checkpoint in the same turns, which is 1 for no
     checkpoint where that ran; `counted_ratio`, the same by counting passes.
     """
-    used = ["peak_mib", "ratio", "mode", "experiment", "provider", "status", *SETTING]
+    used = ["peak_mib", *_ALLOCATOR, "ratio", "mode", "experiment", "provider", "status", *SETTING]
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *used])))
     listed = rows.to_dict("records")
     plans = [plan_of(c) if c["experiment"] == "checkpoint" else None for c in listed]
@@ -497,6 +500,7 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
         plan_name=[plan_name(plan) if plan else None for plan in plans],
         setting=[f"{c['model']}, {c['context_length']:,.0f} tokens" for c in listed],
         peak_gib=peak * MIB / GIB, counted_gib=counted * MIB / GIB, over=peak / counted - 1,
+        **{name: rows[mib].astype(float) / 1024 for mib, name in _ALLOCATOR.items()},
         ratio=rows["ratio"].astype(float).mask(whole & (rows["status"] == "ok"), 1.0),
         counted_ratio=[(n + 2) / 3 if n else None for n in passes],
     )  # fmt: skip
