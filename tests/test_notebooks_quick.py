@@ -60,7 +60,8 @@ def test_a_notebook_runs_and_no_case_fails(part, tmp_path):
 @pytest.mark.parametrize("guide", LOADED.guides, ids=lambda guide: guide.name)
 def test_a_guide_runs_and_shows_pictures(guide, tmp_path):
     outputs = outputs_of(guide, tmp_path)
-    assert sum("image/svg+xml" in o.get("data", {}) for o in outputs) >= 2
+    pictures = sum("image/svg+xml" in o.get("data", {}) for o in outputs)
+    assert pictures >= (1 if guide.name == "00_tour" else 2)  # that one has a table
     printed = "".join(o.get("text", "") for o in outputs) + str([o.get("data") for o in outputs])
     assert guide.name != "01_kernel" or printed.count("wrong") >= 1, "a wrong mask was accepted"
     refused = printed.count("<td>wrong</td>")

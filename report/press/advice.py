@@ -1,0 +1,352 @@
+"""What to type: settings by task, and how many times as fast or as small each is in the rows."""
+
+import json
+from functools import cache
+from typing import Any, Literal, NamedTuple
+from urllib.parse import quote
+
+import pandas as pd
+
+from measure.recording import paths
+from press.columns import ordered_values, read, recorded_machines
+from press.formats import MISSING, formatted
+from study.rows import load, ratio
+
+Task = Literal["training", "inference", "long context", "memory"]
+UNRIVALLED = ("products", "copy", "float64")
+"""Providers that compute a part of the work: no advice, however fast."""
+
+
+class Setting(NamedTuple):
+    """What to type, and the rows that say what it gives.
+
+    Attributes:
+        task, dtype: what a reader chooses by.
+        have, write: the situation, and the Markdown of what to type there.
+        over_whom: what is one, in words.
+        topic, where: the rows of all who are compared, as `query` takes it.
+        of, over: values of the column `by`, of the setting and of what is one.
+        shown: a notebook, or a topic's page, and words of the heading where it is shown.
+        sizes: columns that say at which sizes.
+        value: what is compared, smaller being better.
+        by: "provider", whose rows were timed in turns, or a column whose rows were not.
+    """
+
+    task: Task
+    dtype: str
+    have: str
+    write: str
+    over_whom: str
+    topic: str
+    where: str
+    of: str
+    over: str
+    shown: tuple[str, str]
+    sizes: tuple[str, ...]
+    value: str = "median_ms"
+    by: str = "provider"
+
+
+PACKED = "`swiglu_mlp(x, w_gate_up, w_down)`"  # as recorded: gate and up in one matrix
+BOTH_PASSES = "direction == 'forward+backward'"
+MLP = "experiment == 'race' and dtype == 'bfloat16' and group"
+LARGE_FP32 = f"group == 'large fp32' and launch == 'python' and {BOTH_PASSES}"
+LLAMA = "experiment == 'step' and dtype == 'bfloat16' and group"
+CAUSAL = f"experiment == 'race' and head_dim == 64 and context_length >= 4096 and {BOTH_PASSES}"
+CHECKPOINT = "experiment == 'checkpoint' and context_length == 2944 and precision == 'bf16'"
+SHAPE, STEP, CONTEXT = ("tokens", "hidden_size"), ("model", "tokens"), ("context_length",)
+SIZES = {
+    "tokens": "{} tokens", "hidden_size": "hidden {}", "context_length": "{} tokens a sequence",
+    "batch_size": "{} sequences", "head_dim": "heads {} wide",
+}  # fmt: skip
+SETTINGS = (
+    Setting(
+        "training", "bf16", "a Llama", "`apply_to(model)`", "Hugging Face's",
+        "llama", f"{LLAMA} == 'arms'", "fused", "huggingface",
+        ("08_model", "What each part gives"), STEP,
+    ),
+    Setting(
+        "training", "bf16", "a Llama, and AdamW", "`apply_to(model)`", "Hugging Face's step",
+        "llama", f"{LLAMA} == 'whole'", "fused", "huggingface",
+        ("llama", "One line"), STEP,
+    ),
+    Setting(
+        "training", "bf16", "a Llama, few tokens", "`apply_to(model)`", "Hugging Face's",
+        "llama", f"{LLAMA} == 'sizes' and tokens <= 2048", "fused", "huggingface",
+        ("08_model", "When nothing"), STEP,
+    ),
+    Setting(
+        "training", "bf16", "other families of models", "`apply_to(model)`", "Hugging Face's",
+        "llama", "experiment == 'families' and model != 'Llama-3.2-1B'", "fused", "huggingface",
+        ("08_model", "Other families"), STEP,
+    ),
+    Setting(
+        "training", "bf16", "two GPUs, FSDP2", "`apply_to(model)` before `fully_shard`",
+        "Hugging Face's", "compilers",
+        "work in ['distributed fsdp2-2', 'distributed fsdp2-3'] and processes == 2",
+        "fused", "huggingface", ("08_model", "When nothing"), ("model",),
+    ),
+    Setting(
+        "training", "bf16", "weights in the CPU's memory",
+        "nothing: the GPU waits; `apply_to(model)` gives", "Hugging Face's", "llama",
+        "experiment == 'distributed' and strategy == 'offload-throttled'", "fused", "huggingface",
+        ("08_model", "When nothing"), ("batch_size", "context_length"),
+    ),
+    Setting(
+        "training", "bf16", "a compiled model slower than eager",
+        "`layer.compile()`, each decoder layer", "the eager step",
+        "compilers", "work == 'training sgd'", "inductor-layers", "huggingface",
+        ("07_compilers", "A mask that nobody asked for"), ("model",),
+    ),
+    Setting(
+        "training", "bf16", "a SwiGLU MLP, many tokens", PACKED,
+        "PyTorch's MLP", "kernels", f"{MLP} == 'models' and launch == 'python' and {BOTH_PASSES}",
+        "fused", "eager", ("01_kernel", "Beside the library"), SHAPE,
+    ),
+    Setting(
+        "training", "bf16", "a SwiGLU MLP, few tokens", PACKED, "PyTorch's MLP", "kernels",
+        f"{MLP} == 'sweep' and hidden_size <= 4096 and launch == 'python' and {BOTH_PASSES}",
+        "fused", "eager", ("03_clock", "Who sets the pace?"), SHAPE,
+    ),
+    Setting(
+        "training", "bf16", "a SwiGLU MLP in a CUDA graph", PACKED, "PyTorch's MLP", "kernels",
+        f"{MLP} == 'sweep' and hidden_size <= 4096 and launch == 'graph' and {BOTH_PASSES}",
+        "fused", "eager", ("03_clock", "Who sets the pace?"), SHAPE,
+    ),
+    Setting(
+        "training", "bf16", "autocast, and the GPU waits", "`compile(model)`",
+        "the eager step", "end_to_end", "experiment == 'model' and precision == 'bf16 autocast'",
+        "inductor", "eager", ("03_clock", "Whole models"), ("model", "context_length"),
+        "step_median_ms",
+    ),
+    Setting(
+        "training", "bf16", "AdamW's update", "`AdamW(parameters, fused=True)`", "the default",
+        "end_to_end", "experiment == 'optimizer' and model == '2.7b'", "fused", "foreach",
+        ("04_memory", "A whole step"), ("model",), "optimizer_median_ms", "optimizer",
+    ),
+    Setting(
+        "training", "fp32", "a large model, and bf16 will do",
+        '`with autocast("cuda", bfloat16):`', "the step in fp32", "end_to_end",
+        "experiment == 'step' and attention == 'plain' and model in ['large', 'xl', '2.7b'] "
+        "and context_length >= 256",
+        "bf16 autocast", "fp32", ("03_clock", "Whole models"), ("model", "context_length"),
+        "step_median_ms", "precision",
+    ),
+    Setting(
+        "training", "fp32", "large MLPs, and TF32 will do",
+        '`set_float32_matmul_precision("high")`', 'PyTorch\'s at "highest"', "kernels",
+        f"{LARGE_FP32} and provider == 'eager'", "high", "highest",
+        ("05_precision", "What torch rounds"), SHAPE, "median_ms", "precision",
+    ),
+    Setting(
+        "training", "fp32", "large MLPs, and fp32 must stay", PACKED,
+        "PyTorch's MLP", "kernels", f"{LARGE_FP32} and precision == 'highest'", "fused", "eager",
+        ("05_precision", "fp32 products"), SHAPE,
+    ),
+    Setting(
+        "training", "fp32", "a Llama, and fp32 must stay", "`apply_to(model)`", "Hugging Face's",
+        "llama", "experiment == 'fp32' and precision == 'highest'", "fused", "huggingface",
+        ("llama", "One line"), ("model", "tokens"),
+    ),
+    Setting(
+        "inference", "bf16", "a Llama, one token at a time",
+        '`compile(model, mode="max-autotune")`, and a static cache', "eager", "compilers",
+        "work == 'inference'", "inductor-graphs-searched", "huggingface",
+        ("07_compilers", "After how many calls"), ("model",),
+    ),
+    Setting(
+        "inference", "bf16", "a Llama, whole sequences", "`apply_to(model)`", "Hugging Face's",
+        "compilers", "work == 'forward'", "fused", "huggingface",
+        ("07_compilers", "After how many calls"), ("model", "context_length"),
+    ),
+    Setting(
+        "inference", "bf16", "a SwiGLU MLP, forward alone", PACKED,
+        "PyTorch's MLP", "kernels",
+        f"{MLP} == 'models' and launch == 'python' and direction == 'forward'",
+        "fused", "eager", ("kernels", "What could fusion give?"), SHAPE,
+    ),
+    Setting(
+        "long context", "bf16", "attention of your own lines",
+        "`SDPA(q, k, v, is_causal=True)`",
+        "plain attention (SDPA by cuDNN)", "attention",
+        f"{CAUSAL} and dtype == 'bfloat16' and grid == 'course'",
+        "cudnn", "plain", ("06_attention", "Time"), CONTEXT,
+    ),
+    Setting(
+        "long context", "bf16", "SDPA, and its flash backend runs",
+        "`with sdpa_kernel(CUDNN_ATTENTION):`", "SDPA's flash",
+        "attention", f"{CAUSAL} and dtype == 'bfloat16'", "cudnn", "flash",
+        ("06_attention", "Time"), CONTEXT,
+    ),
+    Setting(
+        "long context", "bf16", "SDPA with a causal mask as a tensor",
+        "`is_causal=True`, no mask", "the mask tensor", "attention",
+        "experiment == 'call' and launch == 'graph'", "causal-flag", "mask-tensor",
+        ("06_attention", "Which kernel runs?"), ("context_length", "head_dim"),
+    ),
+    Setting(
+        "long context", "fp32", "attention in fp32",
+        "`SDPA(q, k, v, is_causal=True)`",
+        "plain attention (SDPA by *efficient*)", "attention",
+        f"{CAUSAL} and dtype == 'float32' and grid == 'course'",
+        "efficient", "plain", ("06_attention", "Time"), CONTEXT,
+    ),
+    Setting(
+        "memory", "bf16", "no memory for another sequence", "`apply_to(model)`",
+        "Hugging Face's memory a sequence", "llama",
+        "experiment == 'limit' and grows == 'batch'", "fused", "huggingface",
+        ("08_model", "What a layer keeps"), ("model", "context_length"), "mib_each",
+    ),
+    Setting(
+        "memory", "bf16", "a deep stack of MLPs", '`SwiGLUMLP(hidden, inner, save="input")`',
+        "PyTorch's memory a layer", "memory",
+        "experiment == 'stack' and held and layers == 16 and dtype == 'bfloat16'",
+        "fused-input", "eager", ("04_memory", "Stacks"), SHAPE, "layer_mib",
+    ),
+    Setting(
+        "memory", "bf16", "activations that do not fit",
+        "`checkpoint(block, x, use_reentrant=False)`, every block",
+        "what is held without, weights and gradients aside", "model_memory", CHECKPOINT,
+        "segments 1", "none 0", ("04_memory", "Checkpoints"), ("model", "context_length"),
+        "peak_gib",
+    ),
+    Setting(
+        "memory", "bf16", "what checkpoints cost", "the same", "the time without",
+        "model_memory", f"{CHECKPOINT} and provider in ['none 0', 'segments 1']",
+        "segments 1", "none 0", ("04_memory", "Checkpoints"), ("model", "context_length"),
+    ),
+)  # fmt: skip
+
+
+def setting(have: str, task: str) -> Setting:
+    """The setting of a line of the table, by its first two columns."""
+    [one] = [one for one in SETTINGS if (one.have, one.task) == (have, task)]
+    return one
+
+
+def compared(one: Setting) -> pd.DataFrame:
+    """A row a case and who is compared: `ratio`, times as fast or as small as `one.over`.
+
+    Of a column that is not the provider the newest set of recordings that has both values counts,
+    and its times are divided.
+    """
+    if one.by == "provider":
+        return ratio(load(one.topic).query(one.where), over=one.over, value=one.value)
+    rows = load(one.topic, sessions=True).query(f"({one.where}) and status == 'ok'")
+    keys = ["machine", *one.sizes, "shape"] if "shape" in rows else ["machine", *one.sizes]
+    ends = rows.assign(last=rows["measured_at"]).pivot_table("last", "set", one.by, "max")
+    wide = rows.pivot_table(one.value, [*keys, "set"], one.by, "median")[
+        [one.of, one.over]
+    ].dropna()
+    wide = wide.reset_index().assign(last=lambda rows: rows["set"].map(ends[one.of]))
+    wide = wide.sort_values("last").drop_duplicates(keys, keep="last")
+    return wide.assign(ratio=wide[one.over] / wide[one.of], provider=one.of)
+
+
+def _best_other(rows: pd.DataFrame, one: Setting) -> pd.DataFrame:
+    """A machine's rows of the best other provider that has every case of the setting."""
+    fields = [name for name in (*one.sizes, "shape", "head_dim", "work") if name in rows]
+    case = rows[list(dict.fromkeys(fields))].astype(str).agg(" ".join, axis=1)
+    name, ours = rows["provider"].astype(str), rows["provider"] == one.of
+    same = name.str.startswith("fused") & one.of.startswith("fused")  # no rival of itself
+    theirs = rows[~(ours | same | name.isin(UNRIVALLED)) & case.isin(case[ours])]
+    each = theirs["ratio"].groupby(name).agg(["size", "median"])
+    complete = each.loc[each["size"] == ours.sum(), "median"]
+    return theirs[theirs["provider"] == complete.idxmax()] if len(complete) else rows[:0]
+
+
+@cache
+def factors() -> pd.DataFrame:
+    """Every setting on every recorded machine: what it gives, and the best other provider.
+
+    Columns: those of `Setting`, `machine`, `who` ("this setting" or "best other"), `provider`,
+    `factor`, the median over `cases`, its ends `low` and `high`, and `at`, the sizes in words. A
+    setting that a machine has not measured has a line without a factor.
+    """
+    lines = []
+    for one in SETTINGS:
+        rows = compared(one)
+        ours = rows[rows["provider"] == one.of]
+        for machine in ordered_values("machine", recorded_machines()):
+            there = rows[rows["machine"] == machine]
+            found = {"this setting": ours[ours["machine"] == machine]}
+            found["best other"] = _best_other(there, one)
+            for who, given in found.items():
+                speed = given["ratio"]
+                if len(given) or who == "this setting":
+                    name = given["provider"].iloc[0] if len(given) else one.of
+                    ends = {"low": speed.min(), "factor": speed.median(), "high": speed.max()}
+                    lines.append(
+                        one._asdict() | {"machine": machine, "who": who, "provider": name}
+                        | ends | {"cases": len(given), "at": _at(ours, one.sizes)}
+                    )  # fmt: skip
+    return pd.DataFrame(lines)
+
+
+def _at(rows: pd.DataFrame, sizes: tuple[str, ...]) -> str:
+    """The sizes of some rows in words."""
+    said = []
+    for name in sizes:
+        values = sorted(rows[name].dropna().unique(), key=str)
+        if values and isinstance(values[0], str):
+            said.append(values[0] if len(values) == 1 else f"{len(values)} {name}s")
+        elif values:
+            said.append(SIZES[name].format(formatted((min(values), max(values)), ",d")))
+    return ", ".join(said)
+
+
+def chosen(card: str = "both", dtype: str = "any", task: str = "all") -> pd.DataFrame:
+    """The lines of `factors` for a card, a dtype and a task."""
+    rows = factors()
+    for name, value, every in (("machine", card, "both"), ("dtype", dtype, "any"),
+                               ("task", task, "all")):  # fmt: skip
+        rows = rows[rows[name] == value] if value != every else rows
+    return rows
+
+
+def table(rows: pd.DataFrame) -> Any:
+    """The lines of `factors` as a table for a notebook, with links into the others."""
+    from IPython.display import Markdown
+
+    if rows.empty:
+        return Markdown("*No line has this card, dtype and task.*")
+    cards = list(rows["machine"].unique())
+    heads = ["you have", "type", *cards, "times as fast, or as small, as", "shown in"]
+    said = []
+    for task, lines in rows.groupby("task", sort=False):
+        body = [heads, [":--"] * len(heads)]
+        for have, line in lines.groupby("have", sort=False):
+            one = line.iloc[0]
+            most = factors().query("have == @have and task == @task")["cases"].max()
+            given = [_cell(line[line["machine"] == card], most) for card in cards]
+            over = f"{one['over_whom']}; {one['dtype']}, {one['at']}"
+            body.append([have, one["write"], *given, over, _link(*one["shown"])])
+        drawn = "\n".join(f"| {' | '.join(cells)} |" for cells in body)
+        said.append(f"**{str(task).capitalize()}**\n\n{drawn}")
+    return Markdown("\n\n".join(said))
+
+
+def _cell(line: pd.DataFrame, most: int) -> str:
+    """What a setting gives on a card, then the best other; the higher median is bold."""
+    said, several = [], line["factor"].count() > 1
+    for one in line.dropna(subset=["factor"]).to_dict("records"):
+        text = formatted((one["low"], one["high"]), "3×")
+        text = f"**{text}**" if several and one["factor"] == line["factor"].max() else text
+        own = one["who"] == "this setting"
+        few = f", {one['cases']} of {most} sizes" if own and one["cases"] < most else ""
+        said.append(f"{text}{few}" if own else f"{read('provider', one['provider'])} {text}")
+    return " · ".join(said) or MISSING
+
+
+def _link(name: str, words: str) -> str:
+    """A link to the heading with these words in a notebook or a topic's page."""
+    guide = name[:1].isdigit()
+    folder = paths.NOTEBOOKS if guide else paths.REPORT / "sections"
+    cells = json.loads((folder / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    lines = (line for cell in cells if cell["cell_type"] == "markdown" for line in cell["source"])
+    heads = [line.strip("# \n") for line in lines if line.startswith("## ")]
+    head = next((head for head in heads if words in head), "")
+    at = f"#{quote(head.replace(' ', '-'))}" if head else ""
+    path = f"{name}.ipynb" if guide else f"../report/sections/{name}.ipynb"
+    number = f", {head.partition('.')[0]}" if guide and head[:1].isdigit() else ""
+    return f"[{f'{name[:2]}{number}' if guide else f'page {name}'}]({path}{at})"

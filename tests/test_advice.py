@@ -1,0 +1,147 @@
+"""The tour's table: each factor against the rows, each line on each card, links, the traced row."""
+
+from collections import defaultdict
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from press import advice
+from press.formats import MISSING
+from study.rows import load
+from study.run import races
+
+CARDS = ["H200", "H100"]
+IDS = [f"{one.task}: {one.have}" for one in advice.SETTINGS]
+each_setting = pytest.mark.parametrize("one", advice.SETTINGS, ids=IDS)
+
+
+def given(one: advice.Setting, who: str = "this setting") -> pd.DataFrame:
+    """What the table has of a setting, by card."""
+    lines = advice.factors().query("have == @one.have and task == @one.task and who == @who")
+    return lines.set_index("machine")
+
+
+@cache
+def rows_of(one: advice.Setting) -> pd.DataFrame:
+    """The rows of a setting that are ok: the newest, or all where sides are of several sets."""
+    return read(one.topic, one.by != "provider").query(one.where).query("status == 'ok'")
+
+
+@cache
+def read(topic: str, sessions: bool) -> pd.DataFrame:
+    return load(topic, sessions=sessions)
+
+
+@cache
+def quotients(one: advice.Setting) -> dict[tuple[str, str], list[float]]:
+    """By card and provider how many times as fast or small, counted from the rows one by one."""
+    by_race = defaultdict(dict)
+    for row in rows_of(one).to_dict("records"):
+        session = row["session"] if isinstance(row["session"], str) else None
+        place = row["machine"], row["set"], row["race"], session
+        by_race[place].setdefault(row["provider"], row)
+    found = defaultdict(list)
+    for (machine, *_), race in by_race.items():
+        theirs = race.pop(one.over, None)
+        for name, ours in race.items() if theirs else ():
+            samples = one.value.replace("median_ms", "samples_ms")
+            pairs = [side.get(samples) if samples != one.value else None for side in (theirs, ours)]
+            turns = ours.get("in_turns") is not False
+            if turns and all(isinstance(p, list) for p in pairs) and len({*map(len, pairs)}) == 1:
+                found[machine, name].append(float(np.median(np.divide(*pairs))))
+            elif pd.notna(theirs[one.value]) and pd.notna(ours[one.value]):
+                found[machine, name].append(theirs[one.value] / ours[one.value])
+    return found
+
+
+def apart(one: advice.Setting) -> dict[tuple[str, str], list[float]]:
+    """The same of two values of another column, in the newest set that has both of a size."""
+    rows = rows_of(one).dropna(subset=[one.value])
+    places = [name for name in ("machine", *one.sizes, "shape") if name in rows]
+    found = defaultdict(list)
+    for place, same in rows.groupby(places):
+        newest, value = "", None
+        for _, own in same.groupby("set"):
+            sides = [own[own[one.by] == name] for name in (one.over, one.of)]
+            if all(len(side) for side in sides) and sides[1]["measured_at"].max() > newest:
+                newest = sides[1]["measured_at"].max()
+                value = sides[0][one.value].median() / sides[1][one.value].median()
+        if value is not None:
+            found[place[0], one.of].append(value)
+    return found
+
+
+@each_setting
+def test_a_factor_is_what_the_rows_give(one):
+    counted = quotients(one) if one.by == "provider" else apart(one)
+    lines = given(one)
+    assert list(lines.index) == CARDS and any(name == one.of for _, name in counted)
+    for card in CARDS:
+        line, values = lines.loc[card], counted.get((card, one.of), [])
+        assert line["cases"] == len(values), "a row of the table lacks some, or has too many"
+        if values:
+            ends = min(values), np.median(values), max(values)
+            assert (line["low"], line["factor"], line["high"]) == pytest.approx(ends)
+
+
+@each_setting
+def test_no_other_of_all_the_sizes_is_better_than_the_one_that_is_named(one):
+    own, named = given(one), given(one, "best other")
+    if one.by != "provider":
+        assert named.empty
+        return
+    ours = one.of.startswith("fused")
+    for card in CARDS:
+        best = 0.0
+        for (machine, name), values in quotients(one).items():
+            rival = machine == card and name not in (one.of, *advice.UNRIVALLED)
+            if rival and not (ours and name.startswith("fused")):
+                best = max(best, np.median(values) if len(values) == own["cases"][card] else 0)
+        assert named["factor"].get(card, 0.0) == pytest.approx(best)
+
+
+def test_a_line_that_a_card_lacks_has_a_dash_and_whoever_is_ahead_is_bold():
+    text = advice.table(advice.chosen()).data
+    lines = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    body = [line for line in lines if line[0] != "| you have" and ":--" not in line[0]]
+    assert len(body) == len(advice.SETTINGS) == len({line[0] + line[4] for line in body})
+    for one, line in zip(advice.SETTINGS, body, strict=True):
+        own, other = given(one)["factor"], given(one, "best other")["factor"]
+        for card, cell in zip(CARDS, line[2:4], strict=True):
+            assert (cell == MISSING) == bool(pd.isna(own[card]))
+            if card in other:
+                ahead = own[card] >= other[card]
+                assert cell.startswith("**") == ahead and cell.endswith("**") != ahead
+
+
+@each_setting
+def test_a_line_leads_to_a_heading(one):
+    assert "#" in advice._link(*one.shown), f"no heading of {one.shown[0]} has these words"
+
+
+def test_knobs_choose_lines_and_none_is_said():
+    some = advice.chosen("H100", "fp32", "long context")
+    assert {*some["machine"]} == {"H100"} and {*some["have"]} == {"attention in fp32"}
+    assert "H200" not in advice.table(some).data
+    assert "No line" in advice.table(advice.chosen("H100", "fp32", "inference")).data
+
+
+def test_the_traced_case_is_measured_again_by_the_command_that_is_shown():
+    one = advice.setting("a SwiGLU MLP, many tokens", "training")
+    for row in advice.compared(one).query("provider == 'fused'").to_dict("records"):
+        again = races(one.topic, models=[row["shape"]], device="cuda")
+        assert row["race"] in again
+        assert {case["provider"] for case in again[row["race"]]} >= {one.of, one.over}
+
+
+def test_quack_with_its_search_was_faster_at_most_shapes():
+    rows = read("kernels", True).query(
+        "experiment == 'race' and launch == 'python' and direction == 'forward+backward' and "
+        "group in ['models', 'tuned'] and dtype == 'bfloat16' and machine == 'H200'"
+    )
+    rows = rows[rows["set"] != "2026-11-28-c120bf3"]  # another card, without QuACK's search
+    ms = rows.pivot_table("median_ms", "shape", "provider", "median")
+    lead = (ms["fused"] / ms["quack-searched"]).dropna() - 1
+    assert (lead > 0).mean() > 0.5 and lead.max() < 0.05
