@@ -387,7 +387,8 @@ SECTIONS = ("forward", "backward", "optimizer", "data", "replay")
 """Parts of a step that are timed; in a CUDA graph all but the data is one replay."""
 EPOCH = {
     "correct": "epoch_correct", "test_loss": "epoch_test_loss",
-    "gate_change": "epoch_gate_change", "gate_gradient_norm": "epoch_gate_gradient_norm",
+    "gate_change": "epoch_gate_change", "up_change": "epoch_up_change",
+    "gate_gradient_norm": "epoch_gate_gradient_norm",
     "train_s": "epoch_train_s", "test_s": "epoch_test_s",
 }  # fmt: skip
 """Figures of an epoch, by the list of a run that has them."""

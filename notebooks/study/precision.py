@@ -613,18 +613,24 @@ SETTINGS = {
     FORBIDDEN: "reduced sums forbidden", ALLOWED: "reduced sums allowed",
 }  # fmt: skip
 """Providers of torch's products, and how a picture names the setting."""
+MULTIPLIERS = {
+    ("linear", "highest"): "fusedlib.linear", ("triton-tf32x3", "highest"): "Triton, TF32x3",
+    ("eager", "highest"): 'PyTorch, "highest"', ("eager", "high"): 'PyTorch, "high"',
+}  # fmt: skip
+"""Provider and precision of an fp32 linear layer, and how a picture names both."""
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with what follows from them: `adds` is how a product in the tensor core was added,
     `operation` what ran under autocast, `torch_setting` what torch's products ran under, with the
-    dtype, and `product_shape` their shape.
+    dtype, `product_shape` their shape, and `multiplier` who multiplies in an fp32 linear layer.
     """
-    names = ("experiment", "provider", "dtype", "m", "n", "k")
+    names = ("experiment", "provider", "dtype", "precision", "m", "n", "k")
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *names])))
     experiment = rows["experiment"]
     products = experiment.isin(["torch_matmul", "flags"])
     sizes = rows[["m", "n", "k"]].where(products)
+    linear = rows[["provider", "precision"]].where(experiment == "linear")
     return rows.assign(
         adds=rows["provider"].where(experiment == "tensor_core"),
         operation=rows["provider"].where(experiment.isin(["autocast", "autocast_model"])),
@@ -633,4 +639,5 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
             "·".join(f"{n:.0f}" for n in shape) if shape[0] == shape[0] else None
             for shape in sizes.astype(float).itertuples(index=False, name=None)
         ],
+        multiplier=[MULTIPLIERS.get(way) for way in linear.itertuples(index=False, name=None)],
     )
