@@ -3,7 +3,6 @@
 # `:=`, for such names may stand in anybody's environment: they count on make's command line alone.
 PYTHON  := python3
 VENV    := .venv
-PROFILE := auto
 ONLY    :=
 SET     :=
 MACHINE :=
@@ -44,15 +43,14 @@ INTERPRETED = @TRITON_INTERPRET=1 $(RUN) -m pytest -n $(WORKERS) tests/laws $(AR
 PATCHED := tests/laws/test_models.py tests/laws/test_every_causal_model.py
 NEWEST := report/build/newest
 CHOSEN = $(if $(ONLY),--only $(call quoted,$(ONLY)))
-OPTIONS = --profile $(call quoted,$(PROFILE)) $(CHOSEN) \
+OPTIONS = $(CHOSEN) \
 	$(foreach setting,$(SET),--set $(call quoted,$(setting))) $(if $(filter-out 0,$(FRESH)),--fresh)
 
 help: ## list what make can do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 	@echo
-	@echo '  PROFILE=auto|quick|full   whose parameters; auto: full on a GPU of 80 GB or more'
-	@echo '  ONLY=warmup,03_clock      only these topics and notebooks; 03 or clock will do'
-	@echo '  SET="name=value ..."      parameters over those of notebooks/study.toml'
+	@echo '  ONLY=04_memory            only these notebooks or pages, separated by commas; 04 will do'
+	@echo '  SET="name=value ..."      knobs of notebooks; 04_memory.width=256 sets that one alone'
 	@echo '  FRESH=1                   measure and run everything anew'
 	@echo '  PYTHON=python3.12         which Python makes the environment'
 	@echo '  VENV=.venv                where it lies; VENV= uses PYTHON as it is, installs nothing'
@@ -73,7 +71,7 @@ study: ## measure and run the notebooks only
 	$(call READY,study)
 	@$(STUDY) run $(OPTIONS)
 
-record: ## measure the full profile as a recording, quick claims first: make record MINUTES=25
+record: ## measure all topics as a recording, quick claims first: make record MINUTES=25
 	$(call READY,study)
 	@$(STUDY) record --minutes $(call quoted,$(MINUTES)) $(CHOSEN) \
 		$(if $(NAME),--name $(call quoted,$(NAME))) \
@@ -87,9 +85,9 @@ render: ## render the report again from the executed notebooks
 	$(call READY,report)
 	@$(STUDY) render
 
-figures: ## draw figures/*.svg with their data from the recorded rows; without ONLY the numbers in prose too
+figures: ## draw figures/*.svg with their data from the recorded rows, and numbers in prose
 	$(call READY,study)
-	@$(STUDY) figures $(CHOSEN)
+	@$(STUDY) figures
 
 slides: ## a deck from the recorded rows: slides.html and slides.pdf
 	$(call READY,report)
@@ -99,7 +97,7 @@ docs: ## the API reference from the docstrings: report/build/docs
 	$(call READY,docs)
 	@$(RUN) tools/docs.py
 
-list: ## the notebooks and their parameters
+list: ## the notebooks with their knobs, and the topics
 	$(call READY,study)
 	@$(STUDY) list
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from flawed_swiglu import BLOCK, INTERPRETED, Variant, _Emulated, _Kernels
-from measure.racing.rivals import rival
 from study.mnist_network import TASK, WRONG, Layer
+from study.rivals import rival
 
 KERNEL = Variant()
 EMULATED = Variant(emulated=True)

@@ -25,8 +25,8 @@ from torch.nn.functional import linear, silu
 
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.launch import INTERPRETED
-from measure.racing.rivals import Bound, Task, Workload, rival
 from study.mlp import Inputs
+from study.rivals import Bound, Task, Workload, rival
 
 TASK = Task[[Inputs], Workload | Bound]("published swiglu")
 BLOCK, TEST_BLOCK = 64, 16  # of the published kernel, and of its published test

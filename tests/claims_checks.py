@@ -1,9 +1,4 @@
-"""A claim says of which machines it does not hold, and a changed row makes it fail.
-
-A headline holds on the machine that leads, and a claim about published tables holds.
-
-`tests/test_report_paper.py` applies it to the claims of the notebooks, which it executes.
-"""
+"""Ways to change recorded rows, one of which must make a claim false."""
 
 import re
 from collections.abc import Iterator
@@ -13,59 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-
-from measure.recording import results
-from press import claims as stating
-from press import published
-from press.analysis import leading
-from press.claims import Claim
-
-with results.replaying("committed"):
-    RECORDED = {one.machine for one in results.recordings()}
-
-
-def check_each_holds_or_says_where_not(claims: list[Claim]) -> None:
-    for claim in claims:
-        by_machine = {
-            s.machine: s for s in claim.standings if s.machine in {*RECORDED, published.MACHINE}
-        }
-        for name, standing in by_machine.items():
-            assert not standing.errors, f"{claim.name} on {name}: {standing.errors}"
-            wrong = [e for e in standing.evaluations if e.holds is False]
-            held_to = (leading(claim.selection),) if claim.headline else ()
-            if wrong and name not in (*held_to, published.MACHINE):
-                held = (
-                    f"holds in {standing.held} of {standing.measured}"
-                    if standing.held and standing.repeats == stating.MEASURED
-                    else "does not hold"
-                )
-                assert held in standing.text and standing.text in claim.summary(), claim.name
-            else:
-                assert not wrong, f"{claim.name} on {name}: {wrong}"
-        assert any(s.measured for s in by_machine.values()), f"{claim.name}: not measured anywhere"
-        assert "—" not in claim.sentence(), f"{claim.name}: {claim.sentence()}"
-
-
-def check_some_change_makes_each_false(claims: list[Claim]) -> None:
-    """In each recording; what made it false in one is tried first in the next, and what the rule
-    names before all else.
-    """
-    for claim in claims:
-        found: list[Turn] = []
-        named = names_in(claim.rule.__code__)
-        for standing in (s for s in claim.standings if s.measured):
-            told = {evaluation.recording for evaluation in standing.answers}
-            for recorded, part in stating.complete(claim.selection, standing.machine):
-                if recorded not in told:
-                    continue
-                tried = sorted(turns(part), key=lambda turn: turn.subject not in named)
-                false = (
-                    turn for turn in (*found[-1:], *tried)
-                    if claim.evaluate(turn.of(part), recorded).holds is False
-                )  # fmt: skip
-                turn = next(false, None)
-                assert turn is not None, f"{claim.name} cannot fail"
-                found.append(turn)
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,7 @@ def wait_for_others(path, at, of, start):
 def lengths_of_a_wrong_rival(**arguments):
     from dataclasses import replace
 
-    from measure.racing import rivals
-    from study import lengths
+    from study import lengths, rivals
 
     @rivals.rival("swiglu", "deaf")
     def deaf(inputs):

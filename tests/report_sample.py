@@ -85,7 +85,13 @@ def stated(
     }  # fmt: skip
     standings = [here, recorded | standing]
     return lambda: display.claim(
-        sentence, "", name, headline="Found", study="01_good", numbers={}, standings=standings
+        "",
+        name=name,
+        sentence=sentence,
+        headline="Found",
+        study="01_good",
+        numbers={},
+        standings=standings,
     )
 
 

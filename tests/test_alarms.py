@@ -14,11 +14,10 @@ from fusedlib.bench.attempt import Wrong
 from fusedlib.bench.problem import Operands, Problem
 from fusedlib.bench.turns import Checked
 from fusedlib.reference import swiglu_mlp
-from measure.racing import rivals
-from measure.racing.rivals import Workload
 from played_clock import PlayedClock
-from study import kernels
+from study import kernels, rivals
 from study.race import free
+from study.rivals import Workload
 
 H100 = 4096 * 132 * 1980e6  # FLOP/s of its tensor cores at its highest clock
 

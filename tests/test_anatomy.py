@@ -10,10 +10,8 @@ import pytest
 import flawed_swiglu
 from flawed_swiglu import TASK
 from interpreter import passed_in_the_interpreter
-from measure.racing import rivals
-from measure.recording import paths
 from press import published
-from study import anatomy, mlp, run
+from study import anatomy, mlp, paths, rivals, run
 
 HELPERS = ("flawed_swiglu", "flawed_kernels", "flawed_layer")
 

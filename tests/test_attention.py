@@ -15,12 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from fusedlib import rope
 from fusedlib.bench import check
 from fusedlib.bench.attempt import Wrong
-from measure.racing import memory, rivals
-from measure.racing.rivals import Workload
-from measure.recording import paths
-from models.transformer import plain_attention
-from study import attention, calls, causal, footprint, race, run
+from study import attention, calls, causal, fits, footprint, paths, race, rivals, run
 from study.causal import AttentionProblem, draw, flops, kept, traffic
+from study.models.transformer import plain_attention
+from study.rivals import Workload
 
 MIB = 2**20
 ON_CPU = ("plain", "math", "flash")
@@ -239,8 +237,8 @@ def test_what_gives_no_gradient_is_wrong(added):
 
 
 def test_what_is_counted_far_above_the_memory_is_not_tried(monkeypatch):
-    small = replace(memory.machine.describe(), memory_gib=1e-6)
-    monkeypatch.setattr(memory.machine, "describe", lambda: small)
+    small = replace(fits.machine.describe(), memory_gib=1e-6)
+    monkeypatch.setattr(fits.machine, "describe", lambda: small)
     rows = raced(*ON_CPU)
     assert {name: row.status for name, row in rows.items()} == {
         "plain": "oom (predicted)", "math": "oom (predicted)", "flash": "ok"

@@ -5,10 +5,9 @@ import torch
 
 from fusedlib.bench import check
 from fusedlib.bench.attempt import Unavailable
-from measure.racing import rivals
-from measure.racing.roofline import precision_of
-from study import attention, causal, footprint, race
+from study import attention, causal, footprint, race, rivals
 from study.causal import AttentionProblem, draw, kept, plain_peak
+from study.roofline import precision_of
 
 pytestmark = pytest.mark.gpu
 MIB = 2**20

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import limits
 from fusedlib import compat
-from measure.recording import paths
+from study import paths
 
 
 def test_wrappers_of_transforms_are_known_alive_and_dead():

@@ -10,8 +10,7 @@ import torch
 
 import fusedlib
 from fusedlib.bench.attempt import Attempt
-from measure.racing import rivals
-from study import compiled_llama, compilers, compiling, patched
+from study import compiled_llama, compilers, compiling, patched, rivals
 from study.compiled_llama import SAMPLERS, Arm
 
 pytest.importorskip("transformers")

@@ -4,8 +4,8 @@ from collections import defaultdict
 from statistics import median
 from typing import Any
 
-from measure.recording import paths
-from measure.recording.jsonl import read_objects
+from study import paths
+from study.files import read_objects
 from study.step_clock import pace_setter
 
 RECORDED = paths.RECORDED / "nvidia-h200"

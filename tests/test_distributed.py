@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from fusedlib.bench.attempt import Unavailable
-from measure.recording import paths
 from outcomes import outcome
 from processes import wait_for
-from study import distributed
+from study import distributed, paths
 from study.distributed import communication, engines, job
 from study.trace import Piece
 
@@ -128,9 +127,7 @@ def test_no_process_outlives_its_study():
         for process in commands:
             with suppress(OSError):  # it may not have begun
                 commands[process] = (process / "cmdline").read_bytes()
-        return [
-            process for process, command in commands.items() if b"measure.racing.fresh" in command
-        ]
+        return [process for process, command in commands.items() if b"study.fresh" in command]
 
     wait_for(lambda: len(spawned()) == 2)
     processes = spawned()

@@ -7,10 +7,9 @@ from torch import nn
 
 from fusedlib.ops.matmul import function as projection
 from fusedlib.patch import apply
-from measure.racing import rivals
-from models import flops, transformer
-from models.transformer import SwiGLU, Transformer
-from study import end_to_end, mlp, model_race
+from study import end_to_end, mlp, model_race, rivals
+from study.models import flops, transformer
+from study.models.transformer import SwiGLU, Transformer
 from study.race import free
 from study.trainer import WEIGHTS
 

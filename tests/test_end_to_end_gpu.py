@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from fusedlib.bench.attempt import Unavailable
-from measure.racing import rivals
 from outcomes import outcome
-from study import end_to_end, model_race
+from study import end_to_end, model_race, rivals
 from study.race import free
 from study.trainer import WEIGHTS
 

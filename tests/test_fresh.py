@@ -10,9 +10,8 @@ import pytest
 
 import limits
 from fusedlib.bench.attempt import Unavailable, Wrong
-from measure.racing import fresh
-from measure.recording import paths
 from processes import alive, wait_for
+from study import fresh, paths
 
 HERE = Path(__file__).parent
 FOUND = [str(HERE), str(paths.ROOT / "notebooks")]
@@ -92,7 +91,7 @@ def test_a_late_process_is_ended(tmp_path, monkeypatch):
 def test_no_orphan_is_left_when_the_parent_goes(tmp_path, how):
     note = tmp_path / "pid"
     script = (
-        "from measure.racing import fresh\n"
+        "from study import fresh\n"
         f"path = {str(note)!r}\n"
         f"fresh.run('fresh_targets:sleep', {{'path': path}}, timeout_s={limits.TEST_S})\n"
     )

@@ -6,8 +6,7 @@ import pytest
 
 import limits
 from fusedlib.bench.attempt import Unavailable, Wrong
-from measure.racing import fresh
-from study import lengths
+from study import fresh, lengths
 
 SMALL = {"lengths": 4, "most": 40, "hidden_size": 16, "intermediate_size": 32,
          "dtype": "float32", "device": "cpu"}  # fmt: skip

@@ -10,8 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from fusedlib.bench import cuda_graphs
-from measure.racing import operation, rivals
-from study import llama, patched, race, run
+from study import llama, operation, patched, race, rivals, run
 from study.llama import alone, operations, races
 from study.llama.training import Trajectory, loss_distances, wrong_gradients
 from study.patched import arms

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import limits
-from measure.recording import paths
+from study import paths
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -50,7 +50,7 @@ class Clone:
             shutil.copy(paths.ROOT / name, self.folder)
         shutil.copytree(paths.ROOT / "tools", self.folder / "tools")
         (self.folder / "fusedlib").symlink_to(paths.ROOT / "fusedlib")
-        for name, package in (("notebooks", "measure"), ("report", "press")):
+        for name, package in (("notebooks", "study"), ("report", "press")):
             (self.folder / name).mkdir()
             shutil.copy(paths.ROOT / name / "pyproject.toml", self.folder / name)
             (self.folder / name / package).symlink_to(paths.ROOT / name / package)
@@ -146,9 +146,9 @@ def test_without_an_environment_missing_packages_are_listed_and_none_is_installe
 @pytest.mark.parametrize(
     ("given", "ran"),
     [
-        (["study", "PROFILE=full", "ONLY=it's $$(pwd)", "FRESH=1", "SET=steps=5 sizes=['a',\"b\"]"],
-         "run --profile full --only it's $(pwd) --set steps=5 --set sizes=['a',\"b\"] --fresh"),
-        (["report", "FRESH=0"], "report --profile auto"),
+        (["study", "ONLY=it's $$(pwd)", "FRESH=1", "SET=steps=5 sizes=['a',\"b\"]"],
+         "run --only it's $(pwd) --set steps=5 --set sizes=['a',\"b\"] --fresh"),
+        (["report", "FRESH=0"], "report"),
         (["record", "MINUTES=7.5", "NAME=second day", "PACKED=my out", "ONLY=kernels", "DRY=1"],
          "record --minutes 7.5 --only kernels --name second day --packed my out --dry"),
         (["record"], "record --minutes 25"),
@@ -158,7 +158,7 @@ def test_what_stands_on_make_s_command_line_reaches_the_program_and_no_variable_
     clone, given, ran
 ):
     clone.make("setup")
-    theirs = dict.fromkeys(("PROFILE", "ONLY", "SET", "NAME", "PACKED", "ARGS"), "theirs")
+    theirs = dict.fromkeys(("ONLY", "SET", "NAME", "PACKED", "ARGS"), "theirs")
     assert clone.make(*given, **theirs).stdout == f"ran: -m press {ran}\n"
 
 

@@ -11,15 +11,13 @@ import torch
 from fusedlib import reference
 from fusedlib.bench.attempt import Attempt
 from fusedlib.ops.mlp import function as functional
-from measure.racing import rivals
-from measure.racing.rivals import Workload
-from measure.recording import paths
-from models.transformer import SIZES
-from study import calculator, ledger, memory, mlp
+from study import calculator, ledger, memory, mlp, paths, rivals
 from study.allocator import OF_PASS, kept, passed, peak, watching
 from study.lean import LeanMLP
 from study.ledger import LEDGERS, D, W
 from study.mlp import MODULE, PLAIN_PATH, TASK, SwiGLUProblem, draw
+from study.models.transformer import SIZES
+from study.rivals import Workload
 from study.rows import load
 
 LLM = SwiGLUProblem(8192, 4096, 14336)

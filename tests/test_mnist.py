@@ -9,9 +9,8 @@ import torch
 
 from fusedlib import reference
 from fusedlib.bench.attempt import Unavailable, Wrong
-from measure.racing import rivals
 from press import published
-from study import digits, mnist, mnist_network, run
+from study import digits, mnist, mnist_network, rivals, run
 from study.mnist_network import TASK, Layer
 from study.race import free
 from study.rows import load

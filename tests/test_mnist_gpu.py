@@ -5,8 +5,7 @@ import torch
 
 from digits import drawn
 from fusedlib.bench.attempt import Unavailable
-from measure.racing import rivals
-from study import digits, mnist, mnist_network
+from study import digits, mnist, mnist_network, rivals
 
 pytestmark = pytest.mark.gpu
 TASK = mnist_network.TASK

@@ -4,7 +4,7 @@ import pytest
 
 from fusedlib.bench.attempt import Unavailable
 from interpreter import passed_in_the_interpreter
-from measure.racing import rivals
+from study import rivals
 from study.mnist_network import TASK
 
 pytest.importorskip("liger_kernel")

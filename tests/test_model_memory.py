@@ -6,12 +6,12 @@ import pandas as pd
 import pytest
 import torch
 
-from models import activations, checkpointed, transformer
-from models.activations import PRECISIONS
-from models.checkpointed import CheckpointPlan
 from outcomes import outcome
 from study import model_memory
 from study.model_memory import Plans, Program, watched
+from study.models import activations, checkpointed, transformer
+from study.models.activations import PRECISIONS
+from study.models.checkpointed import CheckpointPlan
 from study.trainer import gradients_of
 
 MIB = 2**20

@@ -2,10 +2,10 @@
 
 import pytest
 
-from models.activations import PRECISIONS
 from outcomes import outcome
 from study import model_memory
 from study.model_memory import Plans, watched
+from study.models.activations import PRECISIONS
 
 pytestmark = pytest.mark.gpu
 MIB = 2**20

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from measure.recording import paths
-from models.transformer import RMSNorm
-from study import allocator
+from study import allocator, paths
 from study.allocator import (
     CATEGORIES,
     Casts,
@@ -16,6 +14,7 @@ from study.allocator import (
     addresses_of,
     watching,
 )
+from study.models.transformer import RMSNorm
 
 
 def a_pass():
@@ -84,7 +83,7 @@ def alloc(address, size, *frames):
 
 
 MARK = frame("_sentinel", allocator.__file__)
-MODEL = frame("forward", str(paths.NOTEBOOKS / "models" / "transformer.py"))
+MODEL = frame("forward", str(paths.NOTEBOOKS / "study" / "models" / "transformer.py"))
 TORCH = frame("linear", "/x/site-packages/torch/nn/functional.py", 9)
 
 
@@ -103,7 +102,7 @@ def test_a_trace_is_read_with_its_moments_and_stacks():
     watched = allocator.read_trace(trace, ["built", "end"])
     assert watched.moments == {"built": 1, "end": 4}
     assert [(c.address, c.nbytes) for c in watched.changes] == [(1, 8), (2, 16), (1, 0), (3, 32)]
-    assert watched.changes[0].where == "notebooks/models/transformer.py:7 forward"
+    assert watched.changes[0].where == "notebooks/study/models/transformer.py:7 forward"
     assert watched.changes[1].where == "torch/nn/functional.py:9 linear"
     assert watched.changes[3].where.startswith("no Python frame")
 

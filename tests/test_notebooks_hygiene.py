@@ -5,9 +5,9 @@ import re
 import nbformat
 import pytest
 
-from measure.recording import paths
-from press.running import config
+from press import run
 from press.words import NUMBER
+from study import paths
 
 FOLDERS = (paths.NOTEBOOKS, paths.REPORT, paths.REPORT / "sections")
 NOTEBOOKS = sorted(path for folder in FOLDERS for path in folder.glob("*.ipynb"))
@@ -28,7 +28,7 @@ def typed_numbers(markdown: str) -> list[str]:
 
 
 def test_every_notebook_belongs_to_the_study():
-    assert set(NOTEBOOKS) == {part.notebook for part in config.load().parts}
+    assert set(NOTEBOOKS) == {part.notebook for part in run.select()}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)

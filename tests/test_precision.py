@@ -4,9 +4,8 @@ import pandas as pd
 import pytest
 import torch
 
-from measure.racing import settings
 from outcomes import outcome
-from study import precision, run
+from study import precision, run, settings
 
 NEW = ("adds", "operation", "torch_setting", "product_shape")
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 import limits
-from measure.recording import paths
-from models import transformer
 from outcomes import outcome
-from study import profile
+from study import paths, profile
+from study.models import transformer
 
 pytestmark = pytest.mark.gpu
 

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 import torch
 
-from models import ranges, transformer
 from study import trace
+from study.models import ranges, transformer
 
 LAYERS = {"attention": ("q_proj", "k_proj", "v_proj", "o_proj"),
           "mlp": ("gate_proj", "up_proj", "down_proj")}  # fmt: skip

@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 
 from fusedlib.bench.attempt import Unavailable
-from measure.recording import paths
-from study import kernel_names, profile, trace
+from study import kernel_names, paths, profile, trace
 
 # --- a trace made by hand: two steps on a GPU, as Kineto writes them ------------------------------
 

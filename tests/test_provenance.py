@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from measure.recording import paths, provenance
+from study import paths, provenance
 
 FILES = {
     "fusedlib/norm.py": "a = 1\n",
     "fusedlib/bench/turns.py": "b = 1\n",
     "report/press/cli.py": "c = 1\n",
     "notebooks/helper.py": "",
-    "notebooks/study.toml": "x = 1\n",
+    "notebooks/study/kernels.py": "x = 1\n",
 }
 COUNTED = set(FILES) - {"report/press/cli.py"}
 
@@ -62,8 +62,8 @@ def test_hashes_are_git_s_and_what_measures_nothing_has_none():
     actual = provenance.files()
     known = git("hash-object", *actual, at=paths.ROOT).split()
     assert dict(zip(actual, known, strict=True)) == actual
-    for wanted in ("fusedlib/ops/mlp/kernels.py", "fusedlib/bench/turns.py", "notebooks/study.toml",
-                   "notebooks/flawed_layer.py"):  # fmt: skip
+    for wanted in ("fusedlib/ops/mlp/kernels.py", "notebooks/flawed_layer.py",
+                   "notebooks/study/kernels.py"):  # fmt: skip
         assert wanted in actual
     assert not [name for name in actual if name.startswith(("report/press/", "tests/", "report/"))]
 

@@ -8,8 +8,8 @@ from decimal import Decimal
 
 import pytest
 
-from measure.recording import paths
 from press import published
+from study import paths
 
 SOURCES = tomllib.loads((paths.PUBLISHED / "sources.toml").read_text(encoding="utf-8"))
 SEEDS = paths.ROOT.parent / "shared" / "seeds"

@@ -11,12 +11,11 @@ from fusedlib import reference
 from fusedlib.bench import check, cuda_graphs, turns
 from fusedlib.bench.problem import Operands, exact_results
 from fusedlib.bench.turns import Checked, Turn
-from measure.racing import rivals
-from measure.racing.operation import Operation
-from measure.racing.rivals import Workload
-from study import kernels, mlp
+from study import kernels, mlp, rivals
 from study.mlp import Inputs, SwiGLUProblem, draw
+from study.operation import Operation
 from study.race import free, timed
+from study.rivals import Workload
 from study.run import grouped
 
 RAGGED = SwiGLUProblem(37, 45, 83, "float32")

@@ -1,14 +1,13 @@
 """The README's programs run, what it and CONTRIBUTING lead to exists; its block is generated."""
 
-import os
 import re
 
 import pytest
 from nbformat import NotebookNode
 from typer.testing import CliRunner
 
-from measure.recording import paths
-from press import cli, headlines, replay
+from press import cli, headlines, run, say
+from study import paths
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
 README = f"# Title\n\nbefore\n{headlines.BEGIN}\nold\n{headlines.END}\nafter\n"
@@ -43,21 +42,13 @@ CLAIMS = [
 ]  # fmt: skip
 
 
-def test_a_text_is_filled_with_claims_read_once_until_an_executed_copy_changes(
-    tmp_path, monkeypatch
-):
-    copy, read = tmp_path / "notebooks" / "kernels.ipynb", []
-    copy.parent.mkdir()
-    copy.write_text("one")
-    claim = NotebookNode(study="kernels", name="models", numbers={"liger": "1.03×"})
-    monkeypatch.setenv("FUSEDLIB_BUILD", str(tmp_path))
-    monkeypatch.setattr(headlines, "read_claims", lambda: read.append(1) or [claim])
-    text = "{kernels/models/liger} as fast, {kernels/models/quack} as QuACK"
-    assert [headlines.filled(text) for _ in range(3)] == ["1.03× as fast, — as QuACK"] * 3
-    assert len(read) == 1
-    claim.numbers["liger"] = "1.07×"
-    os.utime(copy, (1, 1))
-    assert headlines.filled(text) == "1.07× as fast, — as QuACK"
+def test_a_text_is_filled_with_the_numbers_of_claims():
+    text = "{kernels/models/liger} as fast, {kernels/models/nobody} as that"
+    with run.recorded_rows():
+        liger = say.evaluate("kernels/models").numbers()["liger"]
+        assert headlines.filled(text) == f"{liger} as fast, — as that"
+        each = [headlines.filled("{kernels/models/liger}", f"nvidia-{n}") for n in ("h200", "h100")]
+    assert each == [liger, "—"], "the H100 lacks a case"
 
 
 def test_updating_replaces_the_block_once_and_keeps_the_rest():
@@ -74,8 +65,8 @@ def test_a_readme_without_exactly_one_block_raises(text):
 
 
 def test_write_puts_the_block_into_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(replay, "executed", lambda config, folder, only: None)
-    monkeypatch.setattr(headlines, "read_claims", lambda folder: iter(CLAIMS))
+    monkeypatch.setattr(run, "run", lambda parts, values: False)
+    monkeypatch.setattr(headlines, "stated", lambda: iter(CLAIMS))
     path = tmp_path / "README.md"
     path.write_text(README, encoding="utf-8")
     block = headlines.readme_block(CLAIMS)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import typst
 
-from measure.recording import paths
 from press.pages import pandoc, svg
 from press.pages.outputs import where_it_holds
+from study import paths
 
 TEX = [
     r"\sum_{i=1}^n \prod_j \int_0^1 f(x)\,dx", r"\frac{a}{b}\sqrt{n}\hat{s}\tilde{x}\bar{T}\vec v",

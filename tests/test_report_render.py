@@ -239,9 +239,10 @@ def test_every_number_arrives_in_pdf(printed: str) -> None:
         "does not hold on the A · holds in 1 of 1 here",
         "holds in 3 of 3 on the A · does not hold here",
         "Execution stopped here: ValueError: broken a <b> &",
-        "notebooks/02_bad.ipynb failed", "ValueError: last line <x>", "DeadKernelError: it died",
+        "report/sections/02_bad.ipynb failed", "ValueError: last line <x>",
+        "DeadKernelError: it died",
         "of #$*", "<script>alert(1)</script>", "# not a heading $5", "√n ≤ 10⁻⁷", "2.2 Under",
-        "More of it", "make study ONLY=01_good", "outside",
+        "More of it", "python -m study 01_good", "outside",
     ],
 )  # fmt: skip
 def test_text_arrives_in_both(page: Page, printed: str, expected: str) -> None:

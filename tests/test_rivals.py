@@ -6,8 +6,7 @@ import pytest
 
 from fusedlib import reference
 from fusedlib.bench.attempt import Unavailable
-from measure.racing import rivals
-from study import end_to_end, kernels, memory, mlp, model_race
+from study import end_to_end, kernels, memory, mlp, model_race, rivals
 from study.race import free
 
 MACHINE = "nvidia-h200"

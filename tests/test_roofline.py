@@ -2,7 +2,7 @@
 
 import pytest
 
-from measure.racing import roofline
+from study import roofline
 
 
 @pytest.mark.parametrize("case", roofline.cases(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nbformat
 
-from measure.recording import paths
+from study import paths
 
 
 def test_a_notebook_that_was_run_and_saved_adds_nothing_to_a_diff(tmp_path):

@@ -15,11 +15,9 @@ from nbformat import NotebookNode
 import claims
 from claims_checks import names_in, turns
 from fusedlib.bench import machine as machines
-from measure.recording import paths
-from press import display, published, replay, say
+from press import display, published, run, say
 from press.headlines import counts
-from press.pages.outputs import meaning, where_it_holds
-from press.words import numbers_of
+from press.pages.outputs import where_it_holds
 
 FILES = sorted(Path(claims.__file__).parent.glob("[a-z]*.py"))
 TOPICS = [file.stem for file in FILES]
@@ -169,7 +167,7 @@ def test_pages_read_what_say_shows(stated):
         say.say("kernels/x")
     [shown] = [NotebookNode(output["metadata"]["fusedlib"]) for output in outputs]
     assert (shown.kind, shown.study, shown.name) == ("claim", "kernels", "x")
-    assert numbers_of([shown]) == {("kernels", "x", "ms"): "2.0 ms"}
+    assert shown.numbers == {"ms": "2.0 ms"}
     assert counts(shown, own=False) == "H200: ✓ 2 of 2; H100: ✗ 0 of 1"
     assert [one["machine"] for one in shown.standings[:2]] == ["nvidia-h200", "nvidia-h100"]
     assert where_it_holds(shown) == [
@@ -184,7 +182,7 @@ def test_pages_read_what_say_shows(stated):
 @pytest.fixture(scope="module")
 def every() -> Iterator[Callable[[str], list[say.Claim]]]:
     """The claims of a topic over the repository's rows alone, seen from a machine without rows."""
-    with replay.recorded_rows():
+    with run.recorded_rows():
         yield cache(say.every)
 
 
@@ -236,25 +234,3 @@ def test_the_kernels_claims_need_the_cases_that_they_needed_before(every):
         "models": 112, "fp32": 20, "clock": 16, "few-tokens": 48, "few-fp32": 8,
         "tf32": 48, "fp32-rates": 2, "lengths": 4,
     }  # fmt: skip
-
-
-def test_how_much_of_a_gain_launching_costs_is_counted(every):
-    """ "Most of the gain is the cost of launching" was false at width 512."""
-    [claim] = [claim for claim in every("kernels") if claim.name == "few-tokens"]
-    for answer in (answer for standing in claim.standings for answer in standing.decided):
-        assert 0 <= answer.values["most"] < answer.values["widths"] == 4
-
-
-@pytest.mark.parametrize("topic", TOPICS)
-def test_the_page_of_a_topic_shows_each_of_its_claims_once(every, topic):
-    page = paths.REPORT / "sections" / f"{topic}.ipynb"
-    cells = replay.analysis_of(page).notebook.cells
-    shown = [meaning(output) for cell in cells for output in cell.get("outputs", [])]
-    stated = [one.name for one in shown if one.kind == "claim"]
-    assert sorted(stated) == sorted(claim.name for claim in every(topic))
-    names = [one.name for one in shown if "name" in one]
-    assert len({*names}) == len(names)
-    links = re.findall(r'\]\(#([\w-]+)(?: "(\w+)")?\)', "".join(cell.source for cell in cells))
-    numbers = {(claim.name, n) for claim in every(topic) for n in claim.numbers()}
-    assert {(name, n) for name, n in links if n} <= numbers
-    assert {name for name, n in links if not n} <= {*names}

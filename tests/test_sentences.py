@@ -11,14 +11,11 @@ import pandas as pd
 import pytest
 
 from fusedlib.bench.machine import label
-from measure.recording import results
-from press import replay
-from press.running import config
-from study import run
+from press import run
 from study.rows import load, newest, ratio
 
 Rows = pd.DataFrame
-NOTEBOOKS = {part.name: part.notebook for part in config.load().parts}
+NOTEBOOKS = {part.name: part.notebook for part in run.select()}
 
 
 SHAPE = ["tokens", "hidden_size", "intermediate_size"]
@@ -28,17 +25,13 @@ NEWEST = "2026-11-28-c120bf3"  # of both GPUs, at the release's code
 
 @pytest.fixture(scope="module")
 def rows() -> Callable[[str, str], Rows]:
-    """Rows of a study or topic that are ok, of one recorded machine; of anatomy wrong ones too."""
+    """Rows of a topic that are ok, of one recorded machine; of anatomy wrong ones too."""
 
-    def of(study: str, machine: str) -> Rows:
-        if study in run.topics():
-            every = load(study, sessions=True)
-            statuses = ["ok", "wrong"] if study == "anatomy" else ["ok"]  # wrong is timed there
-            every = every[(every["machine"] == label(machine)) & every["status"].isin(statuses)]
-            return every.assign(recording=every["set"], case=every["old_id"])
-        with replay.recorded_rows():
-            every = results.Recorder(study, profile="full").rows()
-        return every[(every["machine"] == machine) & (every["status"] == "ok")]
+    def of(topic: str, machine: str) -> Rows:
+        every = load(topic, sessions=True)
+        statuses = ["ok", "wrong"] if topic == "anatomy" else ["ok"]  # wrong is timed there
+        every = every[(every["machine"] == label(machine)) & every["status"].isin(statuses)]
+        return every.assign(recording=every["set"], case=every["old_id"])
 
     return of
 
@@ -555,7 +548,7 @@ def patched_fastest_on_two_cards(measured: Rows) -> bool:
 
 
 OF = {
-    config.FRAME: "kernels", "03_clock": "profile", "05_precision": "precision",
+    run.FRAME: "kernels", "03_clock": "profile", "05_precision": "precision",
     "09_learn": "mnist",
 }  # fmt: skip
 """Whose rows a notebook speaks of that is not called like its topic."""
@@ -928,7 +921,7 @@ def test_a_comparison_in_words_is_what_the_rows_say(rows, study, words, machines
     text = " ".join("".join(one["source"]) for one in cells).replace('"', "")
     assert " ".join(words.split()) in " ".join(text.split()), "the sentence is another now"
     for machine in machines:
-        of = topic or OF.get(study, study.removesuffix(config.DETAILS))
+        of = topic or OF.get(study, study)
         measured = rows(of, machine)
         assert holds(measured), machine
         assert not holds(measured.assign(**worse(measured))), "the check cannot fail"

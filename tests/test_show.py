@@ -11,18 +11,17 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from measure.racing import rivals
 from press import display, formats, published, show, style
 from press.columns import Column, columns, looks, read
 from report_sample import outputs_of
-from study import kernels
+from study import kernels, rivals
 from study.rows import load, ratio
 
 REGISTERING = (
     "study.mlp", "study.causal", "study.calls", "study.compiled_llama",
     "study.model_race", "study.patched", "study.llama.operations", "study.mnist",
 )  # fmt: skip
-HOMES = ("measure.", "study.")
+HOMES = ("study.",)
 FIELDS = {"machine": "H200", "direction": "forward", "status": "ok", "profile": "full"}
 
 

@@ -19,13 +19,11 @@ import torch
 import limits
 import visitor
 from fusedlib.bench import machine
-from measure.racing.cases import Row
-from measure.recording import paths
-from measure.recording.jsonl import TornLineWarning, append_objects, read_objects
-from measure.study import SentenceError
 from press import record
-from press.running import config
-from study import rows, run
+from study import paths, rows, run
+from study.cases import Row
+from study.errors import SentenceError
+from study.files import TornLineWarning, append_objects, read_objects
 from study.run import SizesError
 
 KEYS = json.loads(Path(__file__).with_name("case_keys.json").read_text())
@@ -273,10 +271,9 @@ def test_a_named_machine_s_recordings_stand_beside_all_others(measured, here, mo
 def test_what_a_set_has_is_carried_away_as_one_file_and_added_once(measured, here, monkeypatch):
     monkeypatch.setenv("FUSEDLIB_MACHINE", "nvidia-new")
     monkeypatch.setattr(machine, "key", lambda: "nvidia-new")
-    folder = here.parent / "nvidia-new"
     for into, sizes in (("old", [1]), ("new", [1, 2])):
         run.run(TINY, sizes=sizes, into=into)
-    file = record.pack(folder / "new", here.parent / "packed")
+    file = record.pack("new", here.parent / "packed")
     monkeypatch.setenv("FUSEDLIB_RESULTS", str(here.parent / "home"))
     assert [run.add(file), run.add(file)] == [8, 0]
     home = here.parent / "home"
@@ -286,12 +283,10 @@ def test_what_a_set_has_is_carried_away_as_one_file_and_added_once(measured, her
 
 @pytest.mark.parametrize("name", TOPICS)
 def test_make_record_measures_every_race_of_a_topic_the_claims_of_least_time_first(name):
-    units = record.units(config.load(), [name])
-    assert {race for unit in units for race in unit.cases} == {
-        *run.races(name, "full", device="cuda")
-    }
-    assert all(unit.study == name and unit.seconds >= 0 for unit in units)
-    with_claims = [bool(unit.claims) for unit in units]
+    races = record.races([name])
+    assert {one.race for one in races} == {*run.races(name, "full", device="cuda")}
+    assert all(one.topic == name and one.seconds >= 0 for one in races)
+    with_claims = [bool(one.claims) for one in races]
     assert with_claims == sorted(with_claims, reverse=True) and any(with_claims)
 
 

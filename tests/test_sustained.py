@@ -10,9 +10,8 @@ from fusedlib.bench import machine
 from fusedlib.bench import sustained as load
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.turns import Turn
-from measure.racing import rivals, sustained
 from played_clock import PlayedClock
-from study import kernels
+from study import kernels, rivals, sustained
 from study.race import free
 from study.run import grouped
 
@@ -83,7 +82,7 @@ def test_a_product_under_load_is_of_its_size_and_precision(monkeypatch):
     with pytest.raises(Unavailable, match="need a CUDA GPU"):
         sustained.product(made[0])
     results_of, real = [], torch.mm
-    monkeypatch.setattr(sustained, "_require_cuda", lambda case: None)
+    monkeypatch.setattr(sustained, "require_cuda", lambda case: None)
     monkeypatch.setattr(load, "HEAT_S", 0.01)
     monkeypatch.setattr(
         torch, "mm", lambda a, b, out: results_of.append((a, b, real(a, b, out=out)))

@@ -24,8 +24,8 @@ from fusedlib.ops.mlp.function import SAVES, path_of
 from fusedlib.ops.mlp.kernels import fwd_launch
 from gradient_checks import close, same
 from interpreter import INTERPRETED, passed_in_the_interpreter
-from measure.racing.settings import matmul_settings
-from measure.recording import paths
+from study import paths
+from study.settings import matmul_settings
 from swiglu_checks import PAIRS, mlp, peak_over, small
 
 PAIR = pytest.mark.parametrize("pair", PAIRS, ids=["packed", "pair"])

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.functional import silu
 from torch.utils import flop_counter
 
-from models import flops, transformer
-from models.transformer import Transformer, TransformerConfig, config, loss, plain_attention
+from study.models import flops, transformer
+from study.models.transformer import Transformer, TransformerConfig, config, loss, plain_attention
 
 TINY = TransformerConfig(
     "tiny", d_model=12, d_ff=20, num_layers=2, num_heads=3, vocab_size=17, context_length=7

@@ -16,8 +16,8 @@ from packaging.requirements import Requirement
 
 import fusedlib
 from fusedlib.bench import verdict
-from measure.recording import paths
 from slides_checks import loads
+from study import paths
 from tools import docs
 
 STEP = """
@@ -35,7 +35,7 @@ optimizer.step()
 settings = {"device": "cpu", "warmup": 1, "repetitions": 3, "flush_l2": False}
 times = timing.in_turns({"mlp": lambda: mlp(x)}, **settings)
 assert times["mlp"].figures()["median_ms"] > 0
-for name in ("pandas", "measure", "models", "press", "matplotlib"):
+for name in ("pandas", "study", "claims", "press", "matplotlib"):
     try:
         __import__(name)
     except ModuleNotFoundError:
@@ -173,9 +173,9 @@ def test_the_api_reference_has_every_public_name_and_loads_nothing(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_notebook_in_any_folder_imports_measure_models_and_press(tmp_path: Path) -> None:
+def test_a_notebook_in_any_folder_imports_study_and_press(tmp_path: Path) -> None:
     """By a kernel as JupyterLab starts it; `make` without an environment sets PYTHONPATH."""
-    cell = nbformat.v4.new_code_cell("import study.mlp, models.transformer, press.claims")
+    cell = nbformat.v4.new_code_cell("import study.mlp, study.models.transformer, press.say")
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "n.ipynb")
     command = [sys.executable, "-m", "nbconvert", "--execute", "--to", "notebook", "n.ipynb"]
     subprocess.run(command, check=True, cwd=tmp_path)

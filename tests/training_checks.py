@@ -8,8 +8,7 @@ from functools import cache
 import torch
 
 from digits import drawn
-from measure.racing import rivals
-from study import digits, mnist, mnist_network
+from study import digits, mnist, mnist_network, rivals
 
 WIDTH = 128
 SETTING = {

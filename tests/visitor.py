@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from measure.recording import paths
+from study import paths
 
 LIGHTER = Path(__file__).parent / "lighter"
 """A folder before the installed packages; it holds what the study's processes do without."""

@@ -11,7 +11,7 @@ import pdoc.render
 
 import fusedlib
 import fusedlib.bench
-from measure.recording import paths
+from study import paths
 
 
 def write(folder: Path) -> Path:

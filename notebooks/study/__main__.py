@@ -6,6 +6,7 @@ python -m study add nvidia-h100.2026-12-01-abc1234.tar.xz
 
 import argparse
 import ast
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,18 @@ def main() -> None:
     parser.add_argument("what", help=f"a topic ({', '.join(run.topics())}), or add")
     parser.add_argument("settings", nargs="*", help="sizes as name=value; of add the files")
     parser.add_argument("--profile", default="quick", help="quick, or full for a large GPU")
+    parser.add_argument("--into", default="", help="the recording that the rows go into")
+    parser.add_argument("--only", type=Path, help="a file of the races that are measured")
+    parser.add_argument("--until", type=float, default=math.inf, help="then no race begins")
     given = parser.parse_args()
     try:
         if given.what == "add":
             for file in map(Path, given.settings):
                 print(f"{file}: {run.add(file)} rows added")
         else:
-            run.run(given.what, given.profile, **dict(map(_setting, given.settings)))
+            only = given.only and given.only.read_text(encoding="utf-8").split()
+            how = {"into": given.into, "until": given.until, "only": only}
+            run.run(given.what, given.profile, **how, **dict(map(_setting, given.settings)))
     except SentenceError as error:
         sys.exit(str(error))
 

@@ -32,9 +32,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fusedlib.bench.attempt import Unavailable
-from measure.profiler import profiling
-from measure.racing.settings import MIB
-from measure.recording import paths
+from study import paths
+from study.profiler import profiling
+from study.settings import MIB
 
 CATEGORIES = (
     "weights", "gradients", "optimizer", "activations", "casts", "other", "temporaries",
@@ -310,7 +310,7 @@ def read_trace(trace: list[dict[str, Any]], names: list[str]) -> History:
 
 def _stack(frames: Any) -> str:
     """The innermost frames of the models' code, or of torch where none is: file:line name."""
-    models = str(paths.NOTEBOOKS / "models")
+    models = str(paths.NOTEBOOKS / "study" / "models")
     chosen = [(f, str(paths.ROOT)) for f in frames if f["filename"].startswith(models)] or [
         (f, f["filename"].rpartition("/torch/")[0]) for f in frames
         if "/torch/" in f["filename"] and "_contextlib" not in f["filename"]

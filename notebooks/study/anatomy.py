@@ -19,13 +19,12 @@ from fusedlib.bench.attempt import Unavailable, free_memory
 from fusedlib.bench.problem import Truth, plain_results
 from fusedlib.bench.turns import LAUNCHES, Checked, Figures
 from fusedlib.bench.verdicts import CARDS
-from measure.racing import rivals, roofline
-from measure.racing.cases import Case, Row, device_of, grid
-from measure.racing.rivals import Bound, Rival, Workload
-from study import allocator, mlp
+from study import allocator, mlp, rivals, roofline
 from study.allocator import mib_of
+from study.cases import Case, Row, device_of, grid
 from study.mlp import Inputs, SwiGLUProblem, draw
 from study.race import each, timed
+from study.rivals import Bound, Rival, Workload
 from study.run import sized
 
 QUICK: dict[str, Any] = {

@@ -17,14 +17,13 @@ from fusedlib.bench import machine
 from fusedlib.bench.arguments import require_known
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.turns import LAUNCHES
-from measure.racing import rivals, roofline
-from measure.racing.cases import Case, Row, device_of, grid
-from measure.racing.rivals import Task
-from measure.racing.settings import DIRECTIONS, DTYPES, MIB
-from study import calls, causal
+from study import calls, causal, rivals, roofline
+from study.cases import Case, Row, device_of, grid
 from study.causal import FUSED, SHAPE, TASK, AttentionProblem
 from study.race import each, timed
+from study.rivals import Task
 from study.run import sized
+from study.settings import DIRECTIONS, DTYPES, MIB
 
 QUICK: dict[str, Any] = {
     "device": "auto",  # cuda, mps, cpu, or auto for the best there is

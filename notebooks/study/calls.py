@@ -15,11 +15,11 @@ from torch.nn import functional as F
 
 from fusedlib import reference, rope
 from fusedlib.bench.problem import Operands
-from measure.racing.cases import grid
-from measure.racing.rivals import Task, Workload, names, rival
-from models.transformer import ROPE_BASE, at_least_fp32, plain_attention
 from study import causal
+from study.cases import grid
 from study.causal import BOTH, FUSED, Exact, backend_of, exact
+from study.models.transformer import ROPE_BASE, at_least_fp32, plain_attention
+from study.rivals import Task, Workload, names, rival
 
 TASK = Task[[Operands], Workload]("attention call")
 STEP = 8  # of widths that attention's kernels take in 16 bits

@@ -29,14 +29,13 @@ from fusedlib.bench import check
 from fusedlib.bench.attempt import Attempt, Unavailable, is_out_of_memory
 from fusedlib.bench.problem import Operands
 from fusedlib.bench.turns import Checked, Turn, workload_turn
-from measure.profiler import profiling
-from measure.racing import rivals
-from measure.racing.cases import Case
-from measure.racing.memory import require_memory
-from measure.racing.rivals import Task, Workload, rival
-from measure.racing.settings import DTYPES
-from models.transformer import plain_attention
-from study import footprint
+from study import footprint, rivals
+from study.cases import Case
+from study.fits import require_memory
+from study.models.transformer import plain_attention
+from study.profiler import profiling
+from study.rivals import Task, Workload, rival
+from study.settings import DTYPES
 
 SHAPE = ("context_length", "head_dim", "batch_size", "dtype")
 

@@ -22,12 +22,9 @@ from fusedlib.bench.attempt import Unavailable, Wrong, free_memory
 from fusedlib.bench.statistics import summarize
 from fusedlib.bench.turns import Checked, Turn
 from fusedlib.patch.cache_argument import CACHE
-from measure.racing import rivals
-from measure.racing.cases import Case
-from measure.racing.rivals import Task, rival
-from measure.racing.settings import matmul_settings
-from study import patched, step_clock
+from study import patched, rivals, step_clock
 from study.allocator import mib_of, peak
+from study.cases import Case
 from study.compiling import (
     LEAST_CALLS,
     TooLong,
@@ -38,6 +35,8 @@ from study.compiling import (
     limited,
 )
 from study.patched import BASELINE
+from study.rivals import Task, rival
+from study.settings import matmul_settings
 
 Call = Callable[..., Any]
 PROMPT, FORCED, TURN = 6, 8, 20  # tokens: of the prompt, that are checked, of a turn

@@ -15,9 +15,8 @@ import numpy as np
 import pandas as pd
 
 from fusedlib.bench.arguments import require_known, require_least
-from measure.racing import rivals, roofline
-from measure.racing.cases import Case, Row, device_of
-from study import compiled_llama, distributed, patched
+from study import compiled_llama, distributed, patched, rivals, roofline
+from study.cases import Case, Row, device_of
 from study.compiled_llama import BASELINE, SAMPLERS, TASK, TURN, Decoding, Forward, Setup, Training
 from study.race import each, timed
 from study.run import sized

@@ -16,7 +16,7 @@ import torch
 from fusedlib.bench import timing
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.turns import Turn
-from measure.racing.settings import MIB
+from study.settings import MIB
 
 LEAST_CALLS, MOST_CALLS = 4, 10  # before the clock; a CUDA graph is captured in the second
 

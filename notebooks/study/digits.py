@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fusedlib.bench.attempt import Unavailable
-from measure.recording import paths
-from measure.recording.files import write_whole
+from study import paths
+from study.files import write_whole
 
 Arrays = dict[str, NDArray[np.uint8]]
 Batch = tuple[Tensor, Tensor]

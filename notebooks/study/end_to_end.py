@@ -16,16 +16,15 @@ from fusedlib.bench import timing
 from fusedlib.bench.arguments import require_known, require_least
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.statistics import summarize
-from measure.profiler import profiling
-from measure.racing import rivals, roofline, sustained
-from measure.racing.cases import Case, Row, device_of, grid
-from measure.racing.settings import MIB, matmul_settings
-from models import flops, transformer
-from models.transformer import Transformer, config
-from study import allocator, model_race, step_clock
+from study import allocator, model_race, rivals, roofline, step_clock, sustained
+from study.cases import Case, Row, device_of, grid
 from study.model_race import RACES, require_available, work
+from study.models import flops, transformer
+from study.models.transformer import Transformer, config
+from study.profiler import profiling
 from study.race import each, free, loaded, timed
 from study.run import sized
+from study.settings import MIB, matmul_settings
 from study.trainer import WEIGHTS, Trainer, adamw, require_possible, shape_of
 
 QUICK: dict[str, Any] = {

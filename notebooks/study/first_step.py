@@ -11,7 +11,7 @@ from torch.autograd import DeviceType
 
 from fusedlib.bench.attempt import Unavailable, is_out_of_memory
 from fusedlib.bench.timing import synchronize
-from measure.profiler import profiling
+from study.profiler import profiling
 from study.trainer import Trainer
 
 # A corner of the batch: every kernel of the step runs, on next to no data.

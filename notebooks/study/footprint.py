@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from fusedlib.bench import timing
-from measure.racing.rivals import Workload
-from measure.racing.settings import MIB
 from study.allocator import kept, mib_of, passed, peak
+from study.rivals import Workload
+from study.settings import MIB
 
 
 def measure(work: Workload, dout: Tensor) -> dict[str, Any]:

@@ -15,13 +15,12 @@ import pandas as pd
 from fusedlib.bench.arguments import require_known
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.turns import LAUNCHES
-from measure.racing import rivals, roofline
-from measure.racing.cases import Case, Row, device_of, grid
-from measure.racing.settings import DIRECTIONS
-from study import lengths, mlp
+from study import lengths, mlp, rivals, roofline
+from study.cases import Case, Row, device_of, grid
 from study.mlp import SwiGLUProblem
 from study.race import each, loaded, timed
 from study.run import sized
+from study.settings import DIRECTIONS
 
 QUICK: dict[str, Any] = {
     "device": "auto",  # cuda, cpu, or auto for the best there is

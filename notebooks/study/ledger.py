@@ -11,9 +11,9 @@ gradient with it; the order below is the engine's, latest operation first.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from measure.racing.settings import DTYPES, MIB
 from study.allocator import OF_PASS
 from study.mlp import SwiGLUProblem
+from study.settings import DTYPES, MIB
 
 GRADIENTS = {"d_x", "d_w_gate", "d_w_up", "d_w_gate_up", "d_w_down"}
 

@@ -18,12 +18,11 @@ import torch
 import fusedlib
 from fusedlib.bench import timing
 from fusedlib.reference import swiglu_mlp
-from measure.racing import fresh, rivals
-from measure.racing.cases import Case, grid
-from measure.racing.operation import Operation
-from measure.racing.rivals import Workload
-from study import mlp
+from study import fresh, mlp, rivals
+from study.cases import Case, grid
 from study.mlp import SwiGLUProblem, draw
+from study.operation import Operation
+from study.rivals import Workload
 
 EXPERIMENT = "lengths"
 TIMEOUT_S = 300.0

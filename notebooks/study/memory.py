@@ -14,17 +14,16 @@ import torch
 from fusedlib import reference
 from fusedlib.bench.arguments import require_least
 from fusedlib.bench.attempt import forget_compiled, free_memory
-from measure.racing import rivals
-from measure.racing.cases import Case, Row, device_of, grid
-from measure.racing.memory import require_memory
-from measure.racing.operation import Operation
-from measure.racing.rivals import Rival, workload
-from measure.racing.settings import MIB
-from study import ledger, mlp
+from study import ledger, mlp, rivals
 from study.allocator import kept, passed
+from study.cases import Case, Row, device_of, grid
+from study.fits import require_memory
 from study.mlp import MODULE, TASK, SwiGLUProblem, draw
+from study.operation import Operation
 from study.race import each
+from study.rivals import Rival, workload
 from study.run import sized
+from study.settings import MIB
 
 QUICK: dict[str, Any] = {
     "device": "auto",  # cuda, cpu, or auto for the best there is

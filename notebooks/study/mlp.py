@@ -26,12 +26,12 @@ from fusedlib.bench.turns import Checked
 from fusedlib.ops.mlp import function as functional
 from fusedlib.ops.mlp import route
 from fusedlib.ops.mlp.module import SwiGLUMLP
-from measure.racing import rivals
-from measure.racing.cases import Case
-from measure.racing.operation import Operation
-from measure.racing.rivals import Bound, Task, Workload, rival
-from measure.racing.settings import DIRECTIONS, DTYPES
-from models.transformer import SwiGLU, sharing_copy
+from study import rivals
+from study.cases import Case
+from study.models.transformer import SwiGLU, sharing_copy
+from study.operation import Operation
+from study.rivals import Bound, Task, Workload, rival
+from study.settings import DIRECTIONS, DTYPES
 
 PRECISIONS = ("highest", "high")
 PLAIN_PATH = "plain PyTorch"

@@ -23,11 +23,8 @@ from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.problem import Operands
 from fusedlib.bench.statistics import summarize
 from fusedlib.bench.turns import Checked, Figures, Turn
-from measure.racing import rivals
-from measure.racing.cases import Case, Row, device_of, grid
-from measure.racing.operation import Operation
-from measure.racing.rivals import Workload
-from study import digits, mnist_network, step_clock
+from study import digits, mnist_network, rivals, step_clock
+from study.cases import Case, Row, device_of, grid
 from study.digits import Batch, Data
 from study.mnist_network import (
     BASELINE,
@@ -40,7 +37,9 @@ from study.mnist_network import (
     Layer,
     Trainer,
 )
+from study.operation import Operation
 from study.race import each, timed
+from study.rivals import Workload
 from study.run import sized
 
 QUICK: dict[str, Any] = {

@@ -20,11 +20,12 @@ from torch.nn.functional import linear, log_softmax, nll_loss
 
 from fusedlib import reference
 from fusedlib.bench.arguments import require_known
+from fusedlib.bench.cuda_graphs import side_stream
 from fusedlib.ops.mlp import function as functional
-from measure.racing.rivals import Task, get, rival
-from measure.racing.settings import matmul_settings
 from study import step_clock
 from study.digits import Batch, Split
+from study.rivals import Task, get, rival
+from study.settings import matmul_settings
 from study.step_clock import Section
 
 BASELINE = "eager"
@@ -265,7 +266,7 @@ class GraphStep:
         trainer.model.train()
         self._images, self._labels = images.clone(), labels.clone()
         undo = _undo(trainer)
-        side = torch.cuda.Stream()
+        side = side_stream(torch.cuda.current_device())
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(self.WARMUP):

@@ -21,16 +21,16 @@ from torch import Tensor, nn
 from fusedlib.bench import check, timing
 from fusedlib.bench.arguments import require_least
 from fusedlib.bench.attempt import Unavailable, Wrong, is_out_of_memory
-from measure.racing.cases import Case, Row, device_of, grid
-from measure.racing.memory import require_memory
-from measure.racing.settings import MIB
-from models import activations, checkpointed, transformer
-from models.checkpointed import CheckpointPlan
-from models.transformer import BATCH_SIZE, config
 from study import allocator
 from study.allocator import Casts, Watch, curve, total, watching
+from study.cases import Case, Row, device_of, grid
+from study.fits import require_memory
+from study.models import activations, checkpointed, transformer
+from study.models.checkpointed import CheckpointPlan
+from study.models.transformer import BATCH_SIZE, config
 from study.race import each
 from study.run import sized
+from study.settings import MIB
 from study.trainer import Trainer, gradients_of, moments_of, shape_of, watched_steps
 
 QUICK: dict[str, Any] = {

@@ -21,15 +21,14 @@ from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.turns import Checked
 from fusedlib.ops import fused_class
 from fusedlib.patch import apply
-from measure.racing import rivals
-from measure.racing.cases import Case
-from measure.racing.rivals import Task, rival
-from measure.racing.settings import matmul_settings
-from models import flops
-from models.transformer import SwiGLU, Transformer, loss, sharing_copy
-from study import mlp, step_clock
+from study import mlp, rivals, step_clock
+from study.cases import Case
 from study.compiling import call_until_compiled, counting_graphs, warm_compiler
 from study.mlp import MODULE
+from study.models import flops
+from study.models.transformer import SwiGLU, Transformer, loss, sharing_copy
+from study.rivals import Task, rival
+from study.settings import matmul_settings
 from study.trainer import WEIGHTS, Trainer, autocast_bf16, require_possible, shape_of
 
 Call = Callable[..., Any]

@@ -35,11 +35,11 @@ import fusedlib
 from fusedlib.bench.arguments import require_least
 from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.turns import Figures
-from measure.racing.cases import Case, Row, device_of, grid
-from measure.racing.settings import PRECISIONS, matmul_settings
 from study import sums, tensor_core
+from study.cases import Case, Row, device_of, grid
 from study.race import each
 from study.run import sized
+from study.settings import PRECISIONS, matmul_settings
 from study.sums import CONSTANT, FORMATS
 
 QUICK: dict[str, Any] = {

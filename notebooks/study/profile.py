@@ -25,13 +25,12 @@ from torch import Tensor
 from fusedlib.bench import machine, timing
 from fusedlib.bench.arguments import require_known
 from fusedlib.bench.attempt import Unavailable, free_memory
-from measure.racing.cases import Case, Row, device_of, grid
-from measure.recording import paths
-from models import transformer
-from models.ranges import Range, named_ranges
-from study import kernel_names, step_clock, trace
+from study import kernel_names, paths, step_clock, trace
+from study.cases import Case, Row, device_of, grid
 from study.compiling import graphs_compiled
 from study.kernel_names import GEMM, OPTIMIZER
+from study.models import transformer
+from study.models.ranges import Range, named_ranges
 from study.race import each
 from study.run import sized
 from study.trace import Piece, Trace

@@ -14,7 +14,7 @@ from fusedlib.bench import alarms, machine
 from fusedlib.bench.attempt import Attempt, forget_compiled, free_memory
 from fusedlib.bench.sustained import Load
 from fusedlib.bench.turns import MOST_CALLS, Checked, Figures, Sampling, Turn, timed_together
-from measure.racing.cases import Case, Row
+from study.cases import Case, Row
 
 
 class Setup(Protocol):

@@ -22,13 +22,16 @@ import numpy as np
 import pandas as pd
 
 from fusedlib.bench import machine as machines
-from measure.recording import paths
-from measure.recording.jsonl import read_objects
-from measure.recording.results import REPLAY
+from study import paths
+from study.files import read_objects
 
 HOW = frozenset({"provider", "repetitions", "seconds", "limit_s"})
 """Fields of a case that say who is measured and for how long, and not what: no race has them."""
 RECORDINGS = "recordings.jsonl"
+REPLAY = "FUSEDLIB_REPLAY"
+"""Set to "committed" nothing is measured, and the repository's rows alone are seen."""
+ASSEMBLED = "assembled"
+"""Name of a recording that was put together from several runs, none of which had all cases."""
 _OF_RECORDING = ("set", "profile", "commit", "began", "device_type", "device_name", "gpu_uuid")
 
 

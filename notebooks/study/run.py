@@ -10,7 +10,6 @@ import importlib
 import json
 import math
 import os
-import pkgutil
 import tarfile
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,21 +21,23 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pandas as pd
+from tqdm import tqdm
 
 import study
 from fusedlib.bench import machine as machines
-from measure.racing import rivals
-from measure.racing.cases import STATUSES, Row, differing, label
-from measure.racing.memory import looking_through_new_objects
-from measure.recording import paths, provenance
-from measure.recording.jsonl import append_objects, read_objects
-from measure.recording.progress import progress
-from measure.recording.results import PROTOCOL, RECORDING, REPLAY, finite, plain, turn_on
+from study import paths, provenance, rivals
 from study import race as racing
+from study.cases import STATUSES, Row, differing, label
 from study.errors import SentenceError, SizesError
-from study.rows import HOW, RECORDINGS, key, load
+from study.files import append_objects, read_objects
+from study.fits import looking_through_new_objects
+from study.rows import HOW, RECORDINGS, REPLAY, key, load
+from study.turns import turn_on
 
 Case = dict[str, Any]
+RECORDING = "FUSEDLIB_RECORDING"
+"""Names the set of recordings that rows go into."""
+PROTOCOL = "published_protocol_"
 _ALIKE = ("environment", "commit", "dirty", "host", "boot_id", "gpu_uuid")
 HEAD = ("race", "provider", "recording", "session", "measured_at", "took_s", "status", "reason")
 
@@ -85,9 +86,14 @@ def _kind(example: Any) -> str:
 
 
 def topics() -> list[str]:
-    """Names of the topics: modules of `study` that say what they measure, and how."""
-    names = [module.name for module in pkgutil.iter_modules(study.__path__)]
-    return [name for name in names if hasattr(importlib.import_module(f"study.{name}"), "PROFILES")]
+    """Names of the topics: modules of `study` that say what they measure, and how. They are not
+    imported: some modules cannot be where there is no Triton.
+    """
+    folder = Path(study.__file__).parent
+    files = [*folder.glob("*.py"), *folder.glob("*/__init__.py")]
+    named = {f.parent.name if f.stem == "__init__" else f.stem: f for f in files}
+    texts = {name: file.read_text(encoding="utf-8") for name, file in named.items()}
+    return sorted(name for name, text in texts.items() if "\nPROFILES = {" in text)
 
 
 def topic(name: str) -> ModuleType:
@@ -178,19 +184,19 @@ def _measure(
     names = [n for n in differing(c for race in todo.values() for c in race) if n not in HOW]
     recording = ""
     try:
-        with progress(store.topic, sum(map(len, todo.values()))) as shown:
+        how = {"desc": store.topic, "unit": "case", "mininterval": 1.0, "leave": False}
+        with tqdm(total=sum(map(len, todo.values())), dynamic_ncols=True, **how) as shown:
             for race in todo.values():
                 if is_over():
                     break
-                shown.case(label(race[0], names))
+                shown.set_postfix_str(label(race[0], names), refresh=False)
                 began, clock = datetime.now(UTC), time.monotonic()
                 rows: list[Row] = measure(race)
                 recording = recording or store.recording(set_name, began)
                 seconds = (time.monotonic() - clock) / max(len(rows), 1)
                 store.append([_line(store.topic, row, recording, seconds) for row in rows])
                 written += len(rows)
-                for _ in race:
-                    shown.done()
+                shown.update(len(race))
     finally:
         racing.free()
     print(f"{store.topic}: {written} rows written · {store.path}")
@@ -306,6 +312,31 @@ def _line(name: str, row: Row, recording: str, seconds: float) -> dict[str, Any]
     if taken := sorted(figures.keys() & {*head, *case}):
         raise ValueError(f"figures may not be named like the row's own fields: {taken}")
     return {**head, **{k: plain(v) for k, v in case.items()}, **finite(figures)}
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON knows it: numpy and torch scalars become Python's."""
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ValueError(f"{value!r} ({type(value).__name__}) is no plain value; rows are flat")
+
+
+def finite(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no inf and nan: such a figure becomes null and is named in `nonfinite`."""
+    out: dict[str, Any] = {}
+    bad: list[str] = []
+    for name, value in figures.items():
+        value = plain(value)
+        parts = value if isinstance(value, list) else [value]
+        if any(isinstance(v, float) and not math.isfinite(v) for v in parts):
+            bad.append(f"{name}={value}")
+            value = None
+        out[name] = value
+    return {**out, "nonfinite": bad} if bad else out
 
 
 def _require_flat(case: Mapping[str, Any]) -> None:

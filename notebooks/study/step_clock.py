@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fusedlib.bench import timing
 from fusedlib.bench.statistics import summarize
 from fusedlib.bench.turns import Turn
-from measure.racing.settings import MIB
+from study.settings import MIB
 
 AGREE = 0.02  # two blocks show the same pace when their medians differ by no more
 # Share of a step for which kernels run: 33 recorded steps lie below 0.71 or above 0.87.

@@ -25,9 +25,8 @@ from torch import Tensor
 
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.turns import Figures
-from measure.racing import settings
-from measure.racing.cases import Case
-from study import sums
+from study import settings, sums
+from study.cases import Case
 
 SIZE = 128  # C is [SIZE, SIZE]: 16384 samples of the error
 MODEL_SIZE = 32

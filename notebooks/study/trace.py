@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from measure.profiler import profiling
-from measure.recording.files import write_whole
+from study.files import write_whole
+from study.profiler import profiling
 
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCH = ("cuda_runtime", "cuda_driver")

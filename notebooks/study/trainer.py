@@ -16,11 +16,11 @@ from torch.nn import Parameter
 from fusedlib.bench.arguments import require_known
 from fusedlib.bench.attempt import Unavailable, free_memory, is_out_of_memory
 from fusedlib.bench.timing import synchronize
-from measure.racing.cases import Case
-from measure.racing.memory import require_memory
-from models.transformer import Transformer, TransformerConfig, config, loss
 from study import step_clock
 from study.allocator import Casts, Watch, watching
+from study.cases import Case
+from study.fits import require_memory
+from study.models.transformer import Transformer, TransformerConfig, config, loss
 
 # What a direction runs, and which of its sections is its time.
 DIRECTIONS = {

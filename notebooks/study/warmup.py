@@ -13,10 +13,9 @@ import pandas as pd
 
 from fusedlib.bench.arguments import require_known, require_least
 from fusedlib.bench.attempt import Unavailable
-from measure.racing import fresh
-from measure.racing.cases import Case, Row, device_of, grid
-from models import transformer
-from study import trainer
+from study import fresh, trainer
+from study.cases import Case, Row, device_of, grid
+from study.models import transformer
 from study.race import each
 from study.run import sized
 from study.trainer import require_possible

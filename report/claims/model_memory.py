@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from models.activations import cast_weights
 from press.say import claim
 from study.model_memory import block_bytes, moments
+from study.models.activations import cast_weights
 from study.trainer import shape_of
 
 MIB, GIB = 2**20, 2**30

@@ -7,9 +7,9 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from measure.recording import paths
 from press.columns import ordered_values, read, recorded_machines
 from press.formats import MISSING, formatted
+from study import paths
 from study.rows import load, ratio
 
 Task = Literal["training", "inference", "long context", "memory"]
@@ -136,7 +136,7 @@ SETTINGS = (
         "training", "fp32", "large MLPs, and TF32 will do",
         '`set_float32_matmul_precision("high")`', 'PyTorch\'s at "highest"', "kernels",
         f"{LARGE_FP32} and provider == 'eager'", "high", "highest",
-        ("05_precision", "What torch rounds"), SHAPE, "median_ms", "precision",
+        ("05_precision", "What may torch round"), SHAPE, "median_ms", "precision",
     ),
     Setting(
         "training", "fp32", "large MLPs, and fp32 must stay", PACKED,

@@ -21,17 +21,12 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from measure.recording import paths
-from measure.recording.files import WriteError, write_whole
-from measure.recording.results import ResultsError
-from measure.study import SizesError
 from press.pages import ReportError
-from press.running import config as configs
-from press.running import products
-from press.running.config import Config, ConfigError
-from press.running.products import check_writable, copy_path
+from study import paths
+from study.errors import SentenceError
+from study.files import ResultsError, WriteError, write_whole
 
-_EXPECTED = ConfigError, ReportError, ResultsError, SizesError, WriteError, PermissionError
+_EXPECTED = ReportError, ResultsError, SentenceError, WriteError, PermissionError
 
 
 class _Commands(TyperGroup):
@@ -39,7 +34,6 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            _check_docstrings()
             _give_home()
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
@@ -59,17 +53,13 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Profile = Annotated[str, typer.Option(help="auto, quick or full")]
-Only = Annotated[str, typer.Option(help="only these notebooks, separated by commas")]
+Only = Annotated[str, typer.Option(help="only these: names, numbers or paths, separated by commas")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", help="name=value or notebook.name=value, over the study file's"),
+    typer.Option("--set", help="a knob: name=value, or notebook.name=value for one notebook"),
 ]
 Fresh = Annotated[
     bool, typer.Option("--fresh", envvar="FRESH", help="measure and run everything anew")
-]
-StudyFile = Annotated[
-    Path | None, typer.Option("--config", help="study file; default notebooks/study.toml")
 ]
 
 
@@ -93,17 +83,8 @@ def _on_signal(number: int, frame: FrameType | None) -> NoReturn:
     raise _Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
-def _check_docstrings() -> None:
-    """A claim's sentence is its rule's docstring, and how a rival is set the first line of its."""
-    if sys.flags.optimize > 1:
-        raise ConfigError(
-            "this Python leaves docstrings out, and with them the claims' sentences: it runs with "
-            "-OO or PYTHONOPTIMIZE=2. Run it without (unset PYTHONOPTIMIZE)"
-        )
-
-
 def _give_home() -> None:
-    """A user without HOME and without an entry in passwd gets a home among the products.
+    """A user without HOME and without an entry in passwd, as in a container, gets one here.
 
     Jupyter's packages cannot be imported where there is none.
     """
@@ -120,51 +101,59 @@ def _complain(text: str) -> None:
 
 
 @app.command("list")
-def list_(config: StudyFile = None) -> None:
-    """The notebooks in their order, what they ask, and their parameters."""
-    from measure.study import kind_in_words
-    from press.running import parameters
+def list_() -> None:
+    """The notebooks in their order, their knobs, and the topics."""
+    from press import run
+    from press.knobs import in_words
+    from study.run import topics
 
-    for study in configs.load(config).studies:
-        state = products.read_metadata(copy_path(study.name))
-        last = f"{state['status']}, {state['profile']}" if state else "not run yet"
-        print(f"{study.name}  {study.title}  ({last})\n    {study.question}")
-        for name, parameter in parameters.settable(study).items():
-            values = {profile: study.profiles[profile] for profile in configs.PROFILES}
-            given = [
-                f"{profile} {repr(own[name]) if name in own else parameter.default}"
-                for profile, own in values.items()
-            ]
-            kind = kind_in_words(parameter.kind)
-            print(f"    {name}: {kind}  {', '.join(given)}  # {parameter.help}")
+    for part in run.guides():
+        print(f"{part.name}  {part.title}  ({_last(part)})")
+        for name, knob in part.knobs().items():
+            print(f"    {name}: {in_words(knob.kind)}, {knob.default}  # {knob.help}")
+    print(f"topics, measured by `python -m study NAME`: {', '.join(topics())}")
 
 
-@app.command()
-def run(
-    profile: Profile = configs.AUTO, only: Only = "", settings: Settings = None,
-    fresh: Fresh = False, config: StudyFile = None,
-) -> None:  # fmt: skip
+def _last(part: Any) -> str:
+    from press import run
+
+    return run.error_of(part.copy) or "ran"
+
+
+@app.command("run")
+def run_(only: Only = "", settings: Settings = None, fresh: Fresh = False) -> None:
     """Run the notebooks; those of which nothing changed are kept."""
-    raise typer.Exit(_run(configs.load(config), profile, only, settings, fresh, frame=False))
+    from press import run
+
+    parts = [part for part in run.select(only) if only or part.name != run.FRAME]
+    raise typer.Exit(_run(parts, settings, fresh))
 
 
 @app.command()
-def report(
-    profile: Profile = configs.AUTO, only: Only = "", settings: Settings = None,
-    fresh: Fresh = False, config: StudyFile = None,
-) -> None:  # fmt: skip
+def report(only: Only = "", settings: Settings = None, fresh: Fresh = False) -> None:
     """Run the notebooks, then render the report."""
-    from press import render
+    from press import render, run
 
     render.check_ready()
-    failed = _run(configs.load(config), profile, only, settings, fresh, frame=True)
-    render_(config)
+    failed = _run(list(dict.fromkeys([*run.select(only), run.frame()])), settings, fresh)
+    render_()
     raise typer.Exit(failed)
+
+
+def _run(parts: Sequence[Any], settings: Sequence[str] | None, fresh: bool) -> bool:
+    from press import run
+
+    values = run.settings(parts, settings or [])
+    began = time.monotonic()
+    with run.environment({"FRESH": "1" if fresh else None}):
+        failed = run.run(parts, values, fresh=fresh)
+    print(f"notebooks: {time.monotonic() - began:.0f} s", flush=True)
+    return failed
 
 
 @app.command()
 def record(
-    only: Only = "", config: StudyFile = None,
+    only: Only = "",
     name: Annotated[str, typer.Option(help="of the recording; default: this code's")] = "",
     minutes: Annotated[float, typer.Option(help="how long, the claims of least time first")] = 25.0,
     dry: Annotated[bool, typer.Option("--dry", help="only say what it will take")] = False,
@@ -176,82 +165,55 @@ def record(
     from fusedlib.bench import machine as machines
     from press import record as recording
 
-    loaded = configs.load(config)
     os.environ.setdefault(machines.NAME, machines.card())  # before anything asks for the name
     if not dry:
         recording.check_ready()
     folder = paths.results_dir() / machines.key()
-    facts = machines.describe()
-    called = recording.chosen_name(name, folder, facts)
-    units = recording.left(recording.units(loaded, _names(only)), folder / called)
-    chosen = recording.within(units, minutes)
+    called = recording.chosen_name(name, folder, machines.describe())
+    races = recording.left(recording.races(only.replace(",", " ").split()), called)
+    chosen = recording.within(races, minutes)
     print(f"all that is left of the recording {called} on {machines.key()}:")
-    print(recording.summary(units))
+    print(recording.summary(races))
     print(f"within {minutes:g} minutes:\n{recording.summary(chosen)}", flush=True)
     if not dry:
         raise typer.Exit(recording.record(chosen, called, minutes, recording.measure, packed))
 
 
-@app.command(hidden=True)
-def measure(study: str, cases: Path, until: float) -> None:
-    """Measure those cases of a study, at the profile `full`, whose ids stand in a file; from
-    `until`, in seconds since 1970, none begins.
-    """
-    from measure import study as studies
-    from measure.recording.results import Recorder
-    from study import run as topics
-
-    only = set(cases.read_text(encoding="utf-8").split())
-    if study in topics.topics():
-        topics.run(study, "full", until=until, only=only, device="cuda")
-        return
-    one = studies.load(study)
-    recorder = Recorder(one.name, profile="full", only=only, until=until)
-    one.measure(studies.full_sizes(one), recorder)
-
-
 @app.command()
-def pack(config: StudyFile = None) -> None:
+def pack() -> None:
     """Write the commit, the files' hashes and what is to be recorded into `code.json`."""
     from press import record as recording
 
-    print(f"carry {recording.carry(configs.load(config))} beside the code")
+    print(f"carry {recording.carry()} beside the code")
 
 
 @app.command("render")
-def render_(config: StudyFile = None) -> None:
+def render_() -> None:
     """Render the report again from the executed notebooks."""
-    from press import render
+    from press import render, run
 
     began = time.monotonic()
-    build = paths.build_dir()
-    check_writable(build)
-    sections = render.sections(configs.load(config), build)
-    if sections[-1].notebook is None:
-        raise ConfigError("the report's frame has not been executed yet; run `make report`")
-    written = render.render(sections, build)
+    if not run.frame().copy.exists():
+        raise SentenceError("the report's frame has not been executed yet; run `make report`")
+    written = render.render(render.sections(), paths.build_dir())
     print(f"rendered in {time.monotonic() - began:.1f} s")
     _print_links(written)
-    print(f"  executed notebooks: {(build / 'notebooks').absolute()}")
+    print(f"  executed notebooks: {run.copies().absolute()}")
 
 
 @app.command()
-def figures(only: Only = "", config: StudyFile = None) -> None:
+def figures() -> None:
     """Draw the paper's figures, with their data, into `figures/` from the recorded rows, and write
-    the linked numbers in the notebooks' Markdown anew, but for chosen notebooks, whose text may
-    link to others.
+    the linked numbers in the pages' Markdown anew.
     """
-    from press import headlines, render, words
+    from press import render, run, words
 
-    loaded = configs.load(config)
-    with _executed_on_recordings(loaded, _names(only)) as folder:
-        files = render.figures(folder)
-        numbers = words.numbers_of(headlines.read_claims(folder))
-    written = [write_whole(render.FIGURES / name, text) for name, text in files.items()]
-    if not only:
+    with _executed_on_recordings():
+        files = render.figures(run.copies())
+        written = [write_whole(render.FIGURES / name, text) for name, text in files.items()]
         for gone in {*render.FIGURES.iterdir()} - {*written}:
             gone.unlink()
-        for path, text in words.rewritten_all(loaded, numbers).items():
+        for path, text in words.rewritten_all().items():
             written.append(write_whole(path, text))
     print("\n".join(str(path.relative_to(paths.ROOT)) for path in written))
 
@@ -261,10 +223,10 @@ def slides_() -> None:
     """Make the slides, `slides.html` and `slides.pdf`, from the recorded rows."""
     from press import render
 
-    check_writable(paths.build_dir())
+    build = paths.build_dir()
     render.check_ready()
-    with _executed_on_recordings(configs.load()) as folder:
-        written = render.slides(folder, paths.build_dir())
+    with _executed_on_recordings():
+        written = render.slides(build)
     _print_links(written)
 
 
@@ -275,8 +237,8 @@ def readme_(
     """Print the README's block of claims, from the recorded rows."""
     from press import headlines
 
-    with _executed_on_recordings(configs.load()) as folder:
-        block = headlines.readme_block_of(folder)
+    with _executed_on_recordings(headlines.REGIMES[0]):
+        block = headlines.readme_block(headlines.stated(), headlines.table_of(*headlines.REGIMES))
     path = paths.ROOT / "README.md"
     if write:
         write_whole(path, headlines.updated_readme(path.read_text(encoding="utf-8"), block))
@@ -285,22 +247,30 @@ def readme_(
 
 
 @contextlib.contextmanager
-def _executed_on_recordings(config: Config, only: Sequence[str] = ()) -> Iterator[Path]:
-    """A folder of products with the notebooks as they execute on the repository's rows alone."""
-    # Before torch is there: what a notebook trains is tiny, and two threads wait for each other.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from press import replay
+def _executed_on_recordings(only: str = "") -> Iterator[None]:
+    """Pages and frame as they execute on the repository's rows alone, in a folder of their own.
 
-    with tempfile.TemporaryDirectory(prefix="fusedlib-executed-") as name:
-        replay.executed(config, Path(name), only)
-        yield Path(name)
+    Raises:
+        ReportError: one of them fails.
+    """
+    from press import run
+
+    parts = [part for part in run.select(only) if part.only_shows]
+    with (
+        tempfile.TemporaryDirectory(prefix="fusedlib-executed-") as folder,
+        run.recorded_rows(),
+        run.environment({"FUSEDLIB_BUILD": folder}),
+    ):
+        if run.run(parts, {}):
+            raise ReportError("a page cannot be shown from the recorded rows; see above")
+        yield
 
 
 @app.command()
 def machine() -> None:
     """What a row says about this machine, as JSON."""
     from fusedlib.bench import machine as machines
-    from measure.recording import provenance
+    from study import provenance
 
     commit, dirty = provenance.commit()
     facts = dataclasses.asdict(machines.describe()) | {"commit": commit, "dirty": dirty}
@@ -310,59 +280,33 @@ def machine() -> None:
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def lab(context: typer.Context) -> None:
     """Open JupyterLab on the first notebook, with this Python as the kernel of all."""
-    from press.running import kernel
+    from press import run
 
-    _trust(paths.build_dir() / "notebooks")
+    _trust(run.copies())
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={paths.ROOT}"]
-    command += [f"--ServerApp.kernel_spec_manager_class={kernel.__name__}.OwnKernelSpecs"]
-    loaded = configs.load()
-    first = (*loaded.guides, *loaded.studies)[0].notebook.relative_to(paths.ROOT)
+    command += [f"--ServerApp.kernel_spec_manager_class={run.__name__}.OwnKernelSpecs"]
+    first = run.guides()[0].notebook.relative_to(paths.ROOT)
     rights = ["--allow-root"] if os.geteuid() == 0 else []  # as in a container
     command += [f"--LabApp.default_url=/lab/tree/{first}", *rights, *context.args]
-    os.execve(sys.executable, command, {**os.environ, **kernel.variables()})
+    os.execve(sys.executable, command, {**os.environ, **run.for_kernels()})
 
 
 def _trust(folder: Path) -> None:
     """Sign the executed copies in a folder: JupyterLab shows SVG of trusted notebooks only.
 
-    A notebook that lies there besides, of which our runner noted nothing, stays as it is.
+    A notebook that lies there besides, which we did not run, stays as it is.
     """
     import nbformat
     from nbformat.sign import NotebookNotary
 
+    from press.run import NOTED
+
     notary = NotebookNotary()
-    for copy in filter(products.read_metadata, folder.glob("*.ipynb")):
-        notary.sign(nbformat.read(copy, as_version=4))
+    for copy in folder.glob("*.ipynb"):
+        notebook = nbformat.read(copy, as_version=4)
+        if NOTED in notebook.metadata:
+            notary.sign(notebook)
     notary.store.close()
-
-
-def _run(
-    config: Config, profile: str, only: str, settings: list[str] | None,
-    fresh: bool, *, frame: bool,
-) -> bool:  # fmt: skip
-    """Run what was asked for; whether anything failed."""
-    from press.running import runner
-    from press.running.monitor import Monitor
-
-    selected = config.with_details(config.select(_names(only)))
-    parts = [*selected, *([config.frame] if frame else [])]
-    chosen, why = configs.choose_profile(profile)
-    jobs = runner.jobs(parts, settings or [], chosen)
-    print(f"profile {chosen}: {why}", flush=True)
-    began = time.monotonic()
-    outcomes = runner.run(jobs, Monitor(len(jobs)), fresh=fresh)
-    width = max(len(outcome.name) for outcome in outcomes)
-    for outcome in outcomes:
-        took = f"{outcome.seconds:.1f} s" if outcome.status != "kept" else "unchanged"
-        print(f"{outcome.name:{width}}  {outcome.status:6}  {took:>10}  {outcome.copy}")
-        if outcome.error:
-            print(f"{'':{width}}  {outcome.error}")
-    print(f"notebooks: {time.monotonic() - began:.0f} s", flush=True)
-    return any(outcome.status == "failed" for outcome in outcomes)
-
-
-def _names(only: str) -> list[str]:
-    return only.replace(",", " ").split()
 
 
 def _print_links(written: Sequence[Path]) -> None:

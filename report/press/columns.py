@@ -18,9 +18,9 @@ import pandas as pd
 
 import study
 from fusedlib.bench import machine as machines
-from measure.racing import rivals
 from press import style
 from press.formats import formatted, is_missing
+from study import rivals
 from study.rows import folders
 
 FILE = Path(study.__file__).parent / "columns.toml"

@@ -20,10 +20,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pandas.io.formats.style import Styler
 
-from measure.recording import paths
 from press import style
 from press.formats import MISSING, formatted, number
 from press.plots import Picture
+from study import paths
 
 TABLE_MIME = "application/vnd.fusedlib.table+json"
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -36,10 +36,10 @@ def prose(text: str) -> None:
 
 
 def claim(
-    sentence: str, summary: str, name: str, *, headline: str, study: str,
+    summary: str, *, name: str, sentence: str, headline: str, study: str,
     numbers: Mapping[str, str], standings: Sequence[dict[str, Any]], first: str = "",
 ) -> None:  # fmt: skip
-    """Show a claim and how it stands on each machine; `press.claims` calls this."""
+    """Show a claim and how it stands on each machine; `press.say` calls this."""
     _check("claim", name=name, sentence=sentence)
     text = f"**{headline or 'Claim'}.** {sentence}\n\n*{summary}*"
     meaning = {

@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from press import style
-from press.analysis import ratios
 from press.published import MACHINE, load
-from press.rows import Rows
 from press.say import key_of
 from study import rows as recorded
 from study.rows import ratio
@@ -23,7 +21,6 @@ from study.rows import ratio
 MENDED, MASKED = "all work done", "with a mask"
 """What is measured beside a published factor and is not the same: it is drawn and not counted."""
 MODELS = ("small", "medium", "large", "xl", "2.7b")
-SHOWN = ("ok", "wrong")  # the published kernel and its repairs are wrong, and are the subject
 KEPT = 2.0
 """A factor carries over if its gain, as a percentage, is the published one or at most so many times
 as large or as small."""
@@ -79,7 +76,7 @@ def factors() -> pd.DataFrame:
 
 
 def _of_topic(name: str) -> pd.DataFrame:
-    """Every row of a topic by the names that studies' rows have, until all studies are topics."""
+    """Every row of a topic, its machine by its folder's name."""
     rows = recorded.load(name, sessions=True).rename(columns={"old_run": "run"})
     return rows.assign(machine=rows["machine"].map(key_of), recording=rows["set"], study=name)
 
@@ -294,12 +291,3 @@ def _stated(table: str, where: str, by: str, base: object, other: object, value:
     frame = load(table).query(where)
     each = frame.groupby(by, dropna=False)[value].mean()
     return float(each[base] / each[other])
-
-
-def _raced(
-    rows: Rows, base: str, other: str, value: str = "median_ms", keys: tuple[str, ...] = ()
-) -> pd.Series:
-    """How many times as fast an implementation is as the base, a session each."""
-    compared = ratios(rows[rows["status"].isin(SHOWN)], base, value=value)
-    own = compared[compared["provider"] == other]
-    return own.set_index(["machine", *keys] if keys else "machine")["ratio"].astype(float)

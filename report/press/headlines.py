@@ -1,35 +1,30 @@
-"""What executed notebooks claim: the headlines of page one and the README, and single numbers."""
+"""What the topics claim: the headlines of page one and the README, and single numbers."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from nbformat import NotebookNode
 
-from measure.recording import paths
+from press import run, say
 from press.display import TABLE_MIME
 from press.formats import MISSING
 from press.pages.outputs import answered, shown
-from press.running import config
-from press.running.products import copy_path
+from study import paths
 
 _NUMBER = re.compile(r"\{([^}]+)\}")
 BEGIN, END = "<!-- claims:begin -->", "<!-- claims:end -->"
 """Where the README's block of claims begins and ends."""
 REGIMES = "kernels", "kernels-whose"
-"""Study and table of whose MLP is fastest in which regime, below the README's claims."""
+"""Topic and table of whose MLP is fastest in which regime, below the README's claims."""
 
 
-def read_claims(folder: Path | None = None) -> Iterator[Any]:
-    """Every claim of the executed notebooks in the report's order, as `display.claim` notes it."""
-    parts = config.load()
-    for study in parts.with_details(parts.studies):
-        for _, claim in shown(copy_path(study.name, folder)):
-            if claim.get("kind") == "claim":
-                path = study.notebook.resolve().relative_to(paths.ROOT).as_posix()
-                yield NotebookNode(claim, title=study.title, path=path)
+def stated() -> Iterator[Any]:
+    """Every claim in the report's order, as `display.claim` notes it."""
+    for page in run.pages():
+        path = page.notebook.relative_to(paths.ROOT).as_posix()
+        for claim in say.every(page.name):
+            yield NotebookNode(claim.as_json(), title=page.title, path=path)
 
 
 def counts(claim: Any, own: bool) -> str:
@@ -42,39 +37,33 @@ def counts(claim: Any, own: bool) -> str:
     return "; ".join(each) or MISSING
 
 
-def table_of(study: str, name: str, folder: Path | None = None) -> Any:
-    """What `display.table_json` says of a table that an executed notebook shows, else None."""
-    for output, meaning in shown(copy_path(study, folder)):
+def table_of(topic: str, name: str) -> Any:
+    """What `display.table_json` says of a table that an executed page shows, else None."""
+    for output, meaning in shown(run.copies() / f"{topic}.ipynb"):
         if meaning.get("kind") == "table" and meaning["name"] == name:
             return output["data"][TABLE_MIME]
     return None
 
 
 def filled(words: str, machine: str | None = None) -> str:
-    """A text with `{study/claim/number}` replaced by that number as the claim's sentence writes it.
+    """A text with `{topic/claim/number}` replaced by that number as the claim's sentence writes it.
 
     Args:
         machine: whose numbers they are, with a star where it measured some of the cases alone; by
             default the sentence's.
 
-    A dash stands for one that is not there: a claim's notebook may not have been executed.
+    A dash stands for one that is not there.
     """
-    copies = copy_path(config.FRAME).parent.glob("*.ipynb")
-    stamps = frozenset((copy, copy.stat().st_mtime_ns) for copy in copies)
-    numbers = _numbers(stamps, machine)
-    return _NUMBER.sub(lambda match: numbers.get(match[1], MISSING), words)
+    return _NUMBER.sub(lambda match: _number(match[1], machine), words)
 
 
-@cache
-def _numbers(copies: frozenset[tuple[Path, int]], machine: str | None) -> dict[str, str]:
-    """The claims' numbers by `study/claim/number`; read anew when the executed copies differ."""
-    return {
-        f"{claim.study}/{claim.name}/{key}": text
-        for claim in read_claims()
-        for stated in ([claim] if machine is None else claim.standings)
-        if machine is None or stated.machine == machine
-        for key, text in stated.numbers.items()
-    }
+def _number(named: str, machine: str | None) -> str:
+    topic, claim, value = named.split("/")
+    it = say.evaluate(f"{topic}/{claim}")
+    if machine is None:
+        return it.numbers().get(value, MISSING)
+    own = [one for one in it.standings_as_json() if one["machine"] == machine]
+    return own[0]["numbers"].get(value, MISSING) if own else MISSING
 
 
 def readme_block(stated: Iterable[Any], regimes: Mapping[str, Any] | None = None) -> str:
@@ -95,11 +84,6 @@ def readme_block(stated: Iterable[Any], regimes: Mapping[str, Any] | None = None
         cells = [heads, rules, *regimes["rows"]]
         lines += ["", regimes["caption"], "", *(f"| {' | '.join(row)} |" for row in cells)]
     return "\n".join([BEGIN, *lines, END])
-
-
-def readme_block_of(folder: Path) -> str:
-    """The block from a folder of products."""
-    return readme_block(read_claims(folder), table_of(*REGIMES, folder))
 
 
 def updated_readme(text: str, new: str) -> str:

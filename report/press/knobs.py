@@ -7,22 +7,18 @@ where either end may be open, or `[fp32 | bf16]`; of a list this holds for each 
 import ast
 import contextlib
 import re
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from measure import study as studies
-from measure.study import SizesError
+from study.errors import SizesError
 
-PROFILE = "profile"
-SIZES = "sizes"
-"""The knob that holds all other sizes of a study, and the profile."""
+TAG = "parameters"
 TYPES: dict[str, Any] = {
     "bool": bool, "int": int, "float": float, "str": str,
     "list[bool]": list[bool], "list[int]": list[int], "list[float]": list[float],
     "list[str]": list[str],
 }  # fmt: skip
-"""Types of knobs, but of the table of sizes."""
 _RANGE = re.compile(r"\[(-?\d*)\.\.(-?\d*)\]")
 _CHOICES = re.compile(r"\[([^][]+ \| [^][]+)\]")
 _INJECTED = "# Parameters\n"
@@ -38,23 +34,30 @@ class Knob(NamedTuple):
 
 
 def declared(source: str) -> dict[str, Knob]:
-    """The knobs of a cell by name; a line that is none has None as its type."""
+    """The knobs of a cell by name.
+
+    Raises:
+        SizesError: a line has no type that papermill can give.
+    """
     knobs = {}
-    for line in source.splitlines():
-        code, _, text = line.partition(" # ")
-        name, _, default = code.partition("=")
-        name, _, kind = name.partition(":")
-        if name.strip().isidentifier() and default and not line.startswith(" "):
-            knobs[name.strip()] = Knob(_kind(kind.strip(), text), default.strip(), text.strip())
+    for node in ast.parse(source).body:
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        name, last = node.target.id, node.end_lineno or node.lineno
+        lines = source.split("\n")[node.lineno - 1 : last]
+        text = " ".join(line.partition(" # ")[2].strip() for line in lines).strip()
+        default = (node.value and ast.get_source_segment(source, node.value)) or ""
+        knobs[name] = Knob(_kind(name, ast.unparse(node.annotation), text), default, text)
     return knobs
 
 
-def _kind(name: str, text: str) -> Any:
+def _kind(name: str, stated: str, text: str) -> Any:
     """The type of a line that names it, of those values that its help allows."""
-    if name == "dict":
-        return dict
-    if (kind := TYPES.get(name)) is None:
-        return None
+    if (kind := TYPES.get(stated)) is None:
+        raise SizesError(
+            f"the knob {name} must read `name: type = default  # help`, the type one of "
+            f"{', '.join(TYPES)}; not {stated!r}"
+        )
     entry: Any = getattr(kind, "__args__", [kind])[0]
     if bounds := _RANGE.search(text):
         least, most = (int(end) if end else None for end in bounds.groups())
@@ -62,7 +65,7 @@ def _kind(name: str, text: str) -> Any:
     elif choices := _CHOICES.search(text):
         listed = choices[1].split(" | ")
         entry = Literal[tuple(listed if entry is str else map(ast.literal_eval, listed))]
-    return list[entry] if name.startswith("list") else entry
+    return list[entry] if stated.startswith("list") else entry
 
 
 def check_knobs() -> None:
@@ -83,12 +86,17 @@ def check_knobs() -> None:
         return
     knobs = _all_knobs(ran[at])
     injected = [text for text in ran[at + 1 : at + 2] if text.startswith(_INJECTED)]
-    for name in [name for text in injected for name in declared(text) if name not in knobs]:
-        table = name == PROFILE and SIZES in knobs
-        advice = f'; write -y "{SIZES}: {{{PROFILE}: full}}"' if table else ""
-        raise SizesError(f"{name!r} is no knob of this notebook; known: {', '.join(knobs)}{advice}")
+    for text in injected:
+        require_known([node.targets[0].id for node in ast.parse(text).body], knobs)
     for name, knob in knobs.items():
         check(name, knob, shell.user_ns[name])
+
+
+def require_known(names: "list[str]", knobs: "dict[str, Knob]") -> None:
+    """Refuse a name that no knob has."""
+    for name in names:
+        if name not in knobs:
+            raise SizesError(f"{name!r} is no knob of this notebook; known: {', '.join(knobs)}")
 
 
 def check(name: str, knob: Knob, value: Any) -> None:
@@ -100,7 +108,55 @@ def check(name: str, knob: Knob, value: Any) -> None:
         how = ""
         if knob.default[0] in "[{" and not isinstance(value, list | dict):
             how = f"; papermill takes it by -y '{name}: {knob.default}'"
-        raise SizesError(studies.refusal(name, knob.kind, value) + how) from None
+        raise SizesError(_refusal(name, knob.kind, value) + how) from None
+
+
+def parsed(name: str, text: str, knob: Knob) -> Any:
+    """The value that a text of the command line stands for.
+
+    Entries of a list are separated by commas, or written as Python's.
+
+    Raises:
+        SizesError: it stands for none; the sentence begins with the name.
+    """
+    if get_origin(knob.kind) is list:
+        inside = text.strip().removeprefix("[").removesuffix("]")
+        value: Any = [_literal(entry.strip()) for entry in inside.split(",") if entry.strip()]
+    else:
+        value = _literal(text.strip())
+    for meant in (value, [*map(str, value)] if isinstance(value, list) else text.strip()):
+        with contextlib.suppress(SizesError):
+            check(name, knob, meant)
+            return meant
+    raise SizesError(_refusal(name, knob.kind, value))
+
+
+def _literal(text: str) -> Any:
+    """What a text reads as in Python, else the text."""
+    with contextlib.suppress(ValueError, SyntaxError):
+        return ast.literal_eval(text)
+    return text
+
+
+def _refusal(name: str, kind: Any, value: Any) -> str:
+    """The sentence that refuses a value, with what is allowed."""
+    return f"{name} must be {in_words(kind)}, not {value!r}"
+
+
+def in_words(kind: Any) -> str:
+    """A type as an error names it, such as "list of int in [1..100]" or "auto, cuda or cpu"."""
+    bounds: dict[str, Any] = {}
+    while get_origin(kind) is Annotated:
+        kind, *notes = get_args(kind)
+        for note in (part for one in notes for part in getattr(one, "metadata", [one])):
+            bounds |= {name: getattr(note, name) for name in ("ge", "le") if hasattr(note, name)}
+    if get_origin(kind) is list:
+        return f"list of {in_words(get_args(kind)[0])}"
+    if get_origin(kind) is Literal:
+        *most, last = map(str, get_args(kind))
+        return f"{', '.join(most)} or {last}" if most else last
+    within = f" in [{bounds.get('ge', '')}..{bounds.get('le', '')}]" if bounds else ""
+    return f"{kind.__name__}{within}"
 
 
 def _all_knobs(source: str) -> dict[str, Knob]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
@@ -25,6 +26,7 @@ from press.published import MACHINE
 # A label of a line takes this share of an axis's height.
 _LINE = 0.075
 MOST_NAMED = 24
+_LOOK = "get_marker", "get_linestyle", "get_markerfacecolor"
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,26 @@ class Picture:
     def svg(self) -> str:
         """The figure as SVG, with its text."""
         said = f'<svg role="img" aria-label="{escape(self.alt)}" '
+        require_looks_apart(self.figure)
         return style.svg(self.figure).replace("<svg ", said, 1)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[Any, Any]:
         data = {"image/svg+xml": self.svg, "text/plain": self.alt}
         return data, {"image/svg+xml": {"needs_background": "light"}}
+
+
+def require_looks_apart(figure: Figure) -> None:
+    """Raise a ValueError where two names of a legend have one colour, marker and dash."""
+    names: dict[Any, set[str]] = {}
+    for ax in figure.axes:
+        for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
+            part: Any = handle[0] if isinstance(handle, tuple) else handle  # bars are several
+            colour = (getattr(part, "get_color", None) or part.get_facecolor)()
+            look = [str(getattr(part, get)()) for get in _LOOK if hasattr(part, get)]
+            names.setdefault((to_rgba_array(colour).tobytes(), *look), set()).add(name)
+    for alike in names.values():
+        if len(alike) > 1:
+            raise ValueError(f"{' and '.join(sorted(alike))} look alike in a picture")
 
 
 def lines(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from measure.recording import paths
+from study import paths
 
 MACHINE = "published"
 """The machine of `as_rows`: a claim over them says that it speaks of published tables."""

@@ -5,32 +5,28 @@ from pathlib import Path
 
 import nbformat
 
-from measure.recording import paths
-from measure.recording.files import write_whole
+from press import run
 from press.pages import ReportError
 from press.pages.exporters import FusedlibHTMLExporter, FusedlibPDFExporter
 from press.pages.outputs import APPENDIX, PAPER, shown
 from press.pages.paper import Section, combined
 from press.pages.slides import FusedlibSlidesExporter, FusedlibSlidesPDFExporter
-from press.running import config
-from press.running.config import Config
-from press.running.products import copy_path, read_metadata
 from press.style import GROUND, INK, PAPER_INK
+from study import paths
+from study.files import write_whole
 
 FIGURES = paths.ROOT / "figures"
 
 
-def sections(config: Config, build: Path) -> list[Section]:
-    """The parts of the report, as far as a folder of products has them executed."""
-    parts = []
-    for part in config.parts:
-        copy = copy_path(part.name, build)
-        noted = read_metadata(copy)
-        missing = f"not executed yet; `make report ONLY={part.name}` does it"
-        error = noted.get("error") if noted else missing
-        executed, guide = copy if noted else None, part in config.guides
-        parts.append(Section(part.name, part.title, executed, error, part.question, guide))
-    return parts
+def sections() -> list[Section]:
+    """The parts of the report, as far as they have been executed."""
+    return [
+        Section(
+            part.name, part.title, part.copy if part.copy.exists() else None,
+            run.error_of(part.copy), part.question, guide=not part.only_shows,
+        )
+        for part in run.select()
+    ]  # fmt: skip
 
 
 def check_ready() -> None:
@@ -68,22 +64,26 @@ def render(sections: Sequence[Section], out_dir: Path) -> list[Path]:
     for section in sections:
         if section.notebook is not None:
             page, _ = FusedlibHTMLExporter().from_filename(str(section.notebook))
-            write_whole(copy_path(section.name, out_dir).with_suffix(".html"), page)
+            write_whole(out_dir / "notebooks" / f"{section.name}.html", page)
     return written
 
 
-def slides(products: Path, out_dir: Path) -> list[Path]:
-    """Write `slides.html` and `slides.pdf` of a folder with the executed notebooks."""
-    paper = combined(sections(config.load(), products))
+def slides(out_dir: Path) -> list[Path]:
+    """Write `slides.html` and `slides.pdf` of the executed notebooks."""
+    paper = combined(sections())
     page, _ = FusedlibSlidesExporter().from_notebook_node(paper)
     pdf, _ = FusedlibSlidesPDFExporter().from_notebook_node(paper)
     return [write_whole(out_dir / "slides.html", page), write_whole(out_dir / "slides.pdf", pdf)]
 
 
-def figures(products: Path) -> dict[str, str]:
-    """Files of the figures, SVG and the data behind it as CSV, of the paper and its appendix."""
+def figures(folder: Path) -> dict[str, str]:
+    """Files of the figures, SVG and the data behind it as CSV, of the paper and its appendix.
+
+    Args:
+        folder: of executed copies.
+    """
     files: dict[str, str] = {}
-    for path in sorted((products / "notebooks").glob("*.ipynb")):
+    for path in sorted(folder.glob("*.ipynb")):
         for output, meaning in (*shown(path, PAPER), *shown(path, APPENDIX)):
             if meaning.get("kind") != "figure":
                 continue
@@ -91,7 +91,7 @@ def figures(products: Path) -> dict[str, str]:
             if not meaning["data"]:
                 raise ValueError(
                     f"{path.name}: the figure {name} has no data beside it; draw it with "
-                    "press.plots, or give display.figure the data"
+                    "press.show, or give display.figure the data"
                 )
             if f"{name}.svg" in files:
                 raise ValueError(f"{path.name}: another notebook has a figure {name}")

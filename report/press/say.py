@@ -25,11 +25,10 @@ from typing import Any, TypeAlias
 import pandas as pd
 
 from fusedlib.bench import machine as machines
-from measure.recording.results import ASSEMBLED, REPLAY
 from press import display
 from press.formats import MISSING, is_missing, spread
 from press.published import MACHINE
-from study.rows import folders, key, load
+from study.rows import ASSEMBLED, REPLAY, folders, key, load
 
 Rows: TypeAlias = pd.DataFrame
 Rule = Callable[[Rows], tuple[dict[str, Any], Any]]
@@ -121,11 +120,6 @@ class Claim:
     standings: tuple[Standing, ...] = ()
 
     @property
-    def study(self) -> str:
-        """The topic, which is the name of its page."""
-        return self.topic
-
-    @property
     def shown(self) -> str:
         """The machine whose numbers stand in the sentence: the first that has them."""
         return next((one.machine for one in self.standings if one.decided), "")
@@ -188,6 +182,14 @@ class Claim:
             }
             for one in self.standings
         ]  # fmt: skip
+
+    def as_json(self) -> dict[str, Any]:
+        """What pages show of it."""
+        return {
+            "name": self.name, "sentence": self.sentence(), "headline": self.headline,
+            "study": self.topic, "numbers": self.numbers(), "first": self.first,
+            "standings": self.standings_as_json(),
+        }  # fmt: skip
 
     def _spreads(self, machine: str) -> dict[str, str]:
         """A machine's numbers by name, each with its range."""
@@ -268,10 +270,7 @@ def evaluate(name: str) -> Claim:
 def say(name: str) -> None:
     """Show a claim and how it stands."""
     it = evaluate(name)
-    display.claim(
-        it.sentence(), it.summary(), it.name, headline=it.headline, study=it.topic,
-        numbers=it.numbers(), standings=it.standings_as_json(), first=it.first,
-    )  # fmt: skip
+    display.claim(it.summary(), **it.as_json())
 
 
 def every(topic: str = "") -> list[Claim]:

@@ -19,8 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from measure.racing import rivals
-from measure.recording import paths
+from study import paths, rivals
 
 # Figures are drawn from matplotlib's defaults, whatever this user's matplotlibrc sets.
 matplotlib.rcdefaults()

@@ -2,19 +2,18 @@
 
     fusedlib is [1.03–1.07×](#models "liger") as fast as Liger
 
-names the value `liger` of the claim `models`, of the notebook itself; in `[...](04_memory.ipynb#
-unrelated "error")` of another. The number is the leading machine's median; ranges and other
+names the value `liger` of the claim `models`, of the notebook itself; in `[...](memory.ipynb#
+kept "liger")` of another. The number is the leading machine's median; ranges and other
 machines stand in the claim.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import nbformat
 
-from press.running.config import DETAILS, Config
+from press import run, say
 
 NUMBER = re.compile(
     r'\[([^\]\n]*)\]\((?:[\w./]*?(?P<other>\w+)\.ipynb)?#(?P<claim>[\w-]+) "(?P<value>\w+)"\)'
@@ -27,16 +26,12 @@ class UnknownNumberError(ValueError):
     """A link names a claim or a value that is not there."""
 
 
-def numbers_of(claims: Iterable[Any]) -> dict[tuple[str, str, str], str]:
-    """The numbers of claims, as `press.claims.Claim` or an executed notebook has them."""
+def numbers() -> dict[tuple[str, str, str], str]:
+    """The numbers of all claims."""
     return {
-        (claim.study, claim.name, value): text
-        for claim in claims for value, text in _values(claim).items()
+        (claim.topic, claim.name, value): text
+        for claim in say.every() for value, text in claim.numbers().items()
     }  # fmt: skip
-
-
-def _values(claim: Any) -> Mapping[str, str]:
-    return claim.numbers() if callable(claim.numbers) else claim.numbers
 
 
 def relinked(text: str, study: str, numbers: Numbers) -> str:
@@ -72,10 +67,9 @@ def rewritten(notebook: Path, study: str, numbers: Numbers) -> str | None:
     return nbformat.writes(read) + "\n" if changed else None
 
 
-def rewritten_all(config: Config, numbers: Numbers) -> dict[Path, str]:
-    """The notebooks of guides, studies and details whose numbers are not as they are now."""
-    texts = {
-        part.notebook: rewritten(part.notebook, part.name.removesuffix(DETAILS), numbers)
-        for part in config.parts if part is not config.frame
-    }  # fmt: skip
+def rewritten_all() -> dict[Path, str]:
+    """The notebooks and pages whose numbers are not as they are now."""
+    known = numbers()
+    parts = [part for part in run.select() if part.name != run.FRAME]
+    texts = {part.notebook: rewritten(part.notebook, part.name, known) for part in parts}
     return {path: text for path, text in texts.items() if text is not None}

@@ -8,8 +8,7 @@ import torch
 import flawed_swiglu
 from flawed_swiglu import TASK
 from fusedlib.bench import check
-from measure.racing import rivals
-from study import anatomy
+from study import anatomy, rivals
 
 
 def results(name: str, tokens: int, width: int):

@@ -11,7 +11,7 @@ import pytest
 from liger_kernel.ops import swiglu as kernels
 
 from fusedlib.bench.attempt import Wrong
-from measure.racing import rivals
+from study import rivals
 from study.mnist_network import TASK, Layer, get
 from training_checks import check_layer, check_learning
 

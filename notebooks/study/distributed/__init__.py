@@ -24,9 +24,8 @@ from typing import Any
 from fusedlib.bench import machine
 from fusedlib.bench.arguments import require_known, require_least
 from fusedlib.bench.attempt import Unavailable
-from measure.racing import fresh, rivals
-from measure.racing.cases import Case, device_of, grid
-from study import patched
+from study import fresh, patched, rivals
+from study.cases import Case, device_of, grid
 from study.distributed.engines import OPTIMIZERS, STRATEGIES, is_deepspeed
 
 EXPERIMENT = "distributed"

@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch.profiler import record_function
 
 from fusedlib.bench.timing import clock_for, synchronize
-from measure.racing.settings import MIB
 from study import trace
 from study.distributed.engines import Engine
+from study.settings import MIB
 from study.trace import Piece
 
 TRANSFERS, TRANSFER_MIB = 10, 64

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from measure.racing import rivals
-from measure.racing.cases import Case
-from study import patched, step_clock
+from study import patched, rivals, step_clock
 from study.allocator import mib_of
+from study.cases import Case
 
 SEED = 0
 OFFLOAD = {

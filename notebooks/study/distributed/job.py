@@ -17,9 +17,8 @@ from fusedlib.bench.attempt import Wrong, free_memory
 from fusedlib.bench.machine import version_of
 from fusedlib.bench.statistics import summarize
 from fusedlib.bench.timing import clock_for, synchronize
-from measure.racing.cases import Case
-from measure.racing.settings import MIB
 from study import patched
+from study.cases import Case
 from study.distributed import communication
 from study.distributed.engines import (
     FSDP2,
@@ -33,6 +32,7 @@ from study.distributed.engines import (
     optimizer_of,
     tokens_of,
 )
+from study.settings import MIB
 
 CHECKED_STEPS = 3
 # Relative differences to the plain model in one process that rounding explains.

@@ -24,10 +24,8 @@ from fusedlib.bench import sustained
 from fusedlib.bench.arguments import require_known, require_least
 from fusedlib.bench.attempt import forget_compiled, free_memory
 from fusedlib.bench.turns import Turn
-from measure.racing import rivals, roofline
-from measure.racing.cases import Case, Row, device_of, grid
-from measure.racing.settings import DTYPES, MIB
-from study import distributed
+from study import distributed, rivals, roofline
+from study.cases import Case, Row, device_of, grid
 from study.llama import alone, operations, races
 from study.llama.training import (
     FIRST_STEPS,
@@ -41,6 +39,7 @@ from study.llama.training import (
 from study.patched import BASELINE, CONFIGS, EXACT, OTHER_ATTENTION, TASK, few_threads
 from study.race import each
 from study.run import sized
+from study.settings import DTYPES, MIB
 
 QUICK: dict[str, Any] = {
     "device": "auto",  # cuda, cpu, or auto for the best there is

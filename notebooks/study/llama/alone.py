@@ -7,11 +7,11 @@ import numpy as np
 import torch
 
 from fusedlib.bench.attempt import free_memory, is_out_of_memory
-from measure.racing.cases import Case
-from measure.racing.settings import MIB
 from study import allocator
 from study.allocator import History, KnownAddresses, curve, total
+from study.cases import Case
 from study.patched import CONFIGS, LlamaTrainer, alone, path_of, tokens
+from study.settings import MIB
 from study.trainer import watched_steps
 
 GROWING = {"batch": 1, "context": 256}

@@ -34,13 +34,12 @@ from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.problem import Operands, Results
 from fusedlib.bench.turns import Checked, Figures, Turn
 from fusedlib.bench.workload import named
-from measure.racing import rivals
-from measure.racing.cases import Case, Row, grid
-from measure.racing.operation import Operation, capture_call
-from measure.racing.rivals import Bound, Rival, Task, Workload, rival
-from measure.racing.settings import DTYPES
-from study import allocator, patched
+from study import allocator, patched, rivals
+from study.cases import Case, Row, grid
+from study.operation import Operation, capture_call
 from study.race import timed
+from study.rivals import Bound, Rival, Task, Workload, rival
+from study.settings import DTYPES
 
 HEADS, KEY_HEADS = 32, 8
 SETS = 8

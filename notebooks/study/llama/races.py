@@ -10,10 +10,8 @@ from torch import nn
 from fusedlib.bench import check
 from fusedlib.bench.attempt import Unavailable, Wrong, free_memory
 from fusedlib.bench.turns import Checked, Turn
-from measure.racing import rivals
-from measure.racing.cases import Case, Row
-from measure.racing.settings import matmul_settings
-from study import step_clock
+from study import rivals, step_clock
+from study.cases import Case, Row
 from study.patched import (
     CONFIGS,
     TASK,
@@ -29,6 +27,7 @@ from study.patched import (
     tokens,
 )
 from study.race import loaded, timed
+from study.settings import matmul_settings
 
 
 class Setup:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fusedlib.bench import check
 from fusedlib.bench.attempt import free_memory
-from measure.racing import rivals
-from measure.racing.cases import Case
+from study import rivals
+from study.cases import Case
 from study.patched import (
     BASELINE,
     CONFIGS,

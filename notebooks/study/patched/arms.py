@@ -14,12 +14,12 @@ import fusedlib
 from fusedlib.bench.arguments import require_known
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.launch import has_kernels
-from measure.racing import fresh, rivals
-from measure.racing.cases import Case
-from measure.racing.rivals import Task, rival
+from study import fresh, rivals
+from study.cases import Case
 from study.mlp import PLAIN_PATH
 from study.patched.models import CONFIGS, Call, build, tokens
 from study.patched.trainer import capture
+from study.rivals import Task, rival
 
 TASK = Task[[nn.Module], Call]("llama")
 BASELINE = "huggingface"

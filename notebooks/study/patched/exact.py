@@ -13,12 +13,12 @@ from torch.nn.functional import cross_entropy
 from fusedlib import reference
 from fusedlib.bench import check
 from fusedlib.bench.attempt import free_memory
-from measure.racing import rivals
-from measure.racing.cases import Case
-from measure.racing.rivals import rival
+from study import rivals
+from study.cases import Case
 from study.patched.arms import TASK
 from study.patched.models import CONFIGS, Call, build, copy_of, tokens
 from study.patched.trainer import LlamaTrainer
+from study.rivals import rival
 
 Arm = rivals.Rival[[nn.Module], Call]
 EXACT = "exact-gradients"

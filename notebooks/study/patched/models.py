@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fusedlib.bench.arguments import require_known
-from models.transformer import sharing_copy
+from study.models.transformer import sharing_copy
 
 Call = Callable[..., Any]
 _LLAMA_32 = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from fusedlib.bench import cuda_graphs
-from measure.racing.rivals import Workload
 from study import allocator, step_clock
 from study import trainer as transformer_trainer
 from study.patched.models import Call
+from study.rivals import Workload
 from study.step_clock import Sections
 
 

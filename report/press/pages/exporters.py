@@ -17,11 +17,11 @@ from nbconvert.exporters import TemplateExporter
 from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 from traitlets.config import Config
 
-from measure.recording import paths
 from press.display import TABLE_MIME, header_groups
 from press.pages import ReportError, html, outputs, svg, typst_filters
 from press.pages.preprocessors import Answers, Fragments, Headings, Numbers, Opening, Pictures
 from press.style import INK, PAPER_INK
+from study import paths
 
 FILTERS = {
     function.__name__: function

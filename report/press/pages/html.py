@@ -8,8 +8,8 @@ from pygments import highlight  # type: ignore[import-untyped]
 from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
 from pygments.lexers import PythonLexer  # type: ignore[import-untyped]
 
-from measure.recording import paths
 from press.pages.outputs import press
+from study import paths
 
 
 def font_data(file: str) -> str:

@@ -11,7 +11,7 @@ from nbformat.v4 import new_markdown_cell, new_notebook
 from press.pages import outputs
 from press.pages.outputs import ABSTRACT, APPENDIX, MARKDOWN, PAPER, press, tags
 from press.pages.preprocessors import parts
-from press.running.config import DETAILS, FRAME
+from press.run import FRAME
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,17 @@ class Section:
 def combined(sections: Sequence[Section]) -> Any:
     """All sections as one notebook, which every exporter of ours renders as the paper.
 
-    The frame's cells tagged `studies`, `details` and `floats` give way to the studies' cells tagged
+    The frame's cells tagged `studies`, `details` and `floats` give way to the pages' cells tagged
     `paper`, to those tagged `appendix`, and to the list of tables and figures. Without a frame the
-    studies stand alone.
+    pages stand alone.
     """
     frame = next((s for s in sections if s.name == FRAME and s.notebook), None)
-    details = [s for s in sections if s.name != FRAME and not s.guide]
-    studies = [s for s in details if not s.name.endswith(DETAILS)]
+    pages = [s for s in sections if s.name != FRAME and not s.guide]
     if frame:
         title, lead, rest = _split_title(_ran(frame))
-        cells = list(_framed(frame, rest, studies, details))
+        cells = list(_framed(frame, rest, pages))
     else:
-        title, lead, cells = "Report", "", [cell for study in studies for cell in _study(study)]
+        title, lead, cells = "Report", "", [cell for page in pages for cell in _study(page)]
     for number, cell in enumerate(cells):
         cell.id = f"paper-{number}"
     paper = new_notebook(cells=cells)
@@ -71,16 +70,14 @@ def _prose(cell: Any) -> list[str]:
     return [o.data[MARKDOWN] for o in cell.outputs if MARKDOWN in o.get("data", {})]
 
 
-def _framed(
-    frame: Section, cells: list[Any], studies: Sequence[Section], details: Sequence[Section]
-) -> Iterator[Any]:
+def _framed(frame: Section, cells: list[Any], pages: Sequence[Section]) -> Iterator[Any]:
     if frame.error:
         yield _failure(frame)
     for cell in cells:
         if "studies" in tags(cell):
-            yield from (part for study in studies for part in _study(study))
+            yield from (part for page in pages for part in _study(page))
         elif "details" in tags(cell):
-            yield from _appendix(details)
+            yield from _appendix(pages)
         elif "floats" in tags(cell):
             yield _cell("", FRAME, role="index")
         else:
@@ -91,7 +88,7 @@ def _framed(
 
 
 def _study(section: Section) -> Iterator[Any]:
-    """A study under its heading: what it asks, what failed, its cells tagged `paper`."""
+    """A topic under its heading: what it asks, what failed, its cells tagged `paper`."""
     yield _cell(section.title, section.name, role="heading", level=2, whole=True)
     page = f"notebooks/{section.name}.html" if section.notebook else ""
     yield _cell(section.question, section.name, role="origin", page=page)
@@ -108,19 +105,14 @@ def _study(section: Section) -> Iterator[Any]:
 
 
 def _appendix(sections: Sequence[Section]) -> Iterator[Any]:
-    """Cells tagged `appendix`, a study's and its details' under its title."""
-    before = ""
+    """Cells tagged `appendix`, a topic's under its title."""
     for section in sections:
-        study = section.name.removesuffix(DETAILS)
-        if section.error and study != section.name:
-            yield _failure(section)
-        for cell in _ran(section):
-            if APPENDIX in tags(cell):
-                if study != before:
-                    yield _cell(section.title, study, role="heading", level=3, after="details")
-                before = study
-                press(cell).update(study=study, least=4)
-                yield cell
+        cells = [cell for cell in _ran(section) if APPENDIX in tags(cell)]
+        if cells:
+            yield _cell(section.title, section.name, role="heading", level=3, after="details")
+        for cell in cells:
+            press(cell).update(study=section.name, least=4)
+            yield cell
 
 
 def _cell(text: str, study: str, **details: Any) -> Any:
@@ -128,9 +120,8 @@ def _cell(text: str, study: str, **details: Any) -> Any:
 
 
 def _failure(section: Section) -> Any:
-    study = section.name.removesuffix(DETAILS)
-    folder = "notebooks" if study == section.name else "report/sections"
-    path = "report/report.ipynb" if section.name == FRAME else f"{folder}/{study}.ipynb"
+    folder = "report" if section.name == FRAME else "report/sections"
+    path = f"{folder}/{section.name}.ipynb"
     title = f"{path} failed; what it showed before that follows."
     if section.notebook is None:
         title = f"{path} gave nothing to show."

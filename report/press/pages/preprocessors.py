@@ -22,7 +22,6 @@ from nbconvert.preprocessors import Preprocessor
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 from PIL import Image
 
-from measure.recording import paths
 from press.display import TABLE_MIME, figure_data
 from press.pages import pandoc, svg
 from press.pages.outputs import (
@@ -34,8 +33,8 @@ from press.pages.outputs import (
     press,
     slugify,
 )
-from press.running.config import DETAILS
 from press.style import GROUND, INK, PAPER_INK
+from study import paths
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _HEADING = re.compile(r" {0,3}(#{1,6})\s+(.*?)(?:\s+#+)?\s*$")
@@ -194,7 +193,7 @@ class Numbers(Preprocessor):
     """Headings, tables and figures get numbers and anchors; links find what they name.
 
     A link `[picture above](#name)` finds a target of its own notebook first, then of any, and
-    `[table](../report/sections/04_memory.ipynb#name)` one of that notebook, or its section. Words
+    `[table](../report/sections/memory.ipynb#name)` one of that notebook, or its section. Words
     for readers of notebooks become "Figure 2"; a number's text stays. On the page of one notebook
     a link to another keeps its words and leads to that one's page. A link that finds nothing is
     only its words, and in the paper stands in the notebook's `dead`.
@@ -269,12 +268,12 @@ class Numbers(Preprocessor):
     def _linked(self, study: str, match: re.Match[str]) -> str:
         """A Markdown link with what it leads to."""
         words, path, name, value = match.groups()
-        target, notebook = slugify(name or ""), _part(path) if path else study
+        target, notebook = slugify(name or ""), Path(path).stem if path else study
         if path and self._pages is not None:
             at = f"#cell-{target}" if target else ""
             page = self._pages.get(notebook)
             return f"[{words}]({page}{at})" if page else words
-        section = slugify(notebook.removesuffix(DETAILS) if target else notebook)
+        section = slugify(notebook)
         local = "-".join(filter(None, (section or "cell", target)))
         elsewhere = (section if value else None,) if path else (target, self._names.get(target))
         linked = next((at for at in (local, *elsewhere) if at in self._titles), None)
@@ -284,25 +283,18 @@ class Numbers(Preprocessor):
         return f"[{words if value else self._titles[linked]}](#{linked})"
 
 
-def _part(path: str) -> str:
-    """The name of the part of the study that a notebook is, by its path in a link."""
-    file = Path(path)
-    is_page = not file.stem[:1].isdigit()  # of a topic, which has no number
-    return file.stem + (DETAILS if file.parent.name == "sections" and not is_page else "")
-
-
 def _index(nb: Any) -> str:
-    """A line a study: its notebook, the command that repeats it, its tables and figures."""
+    """A line a topic: its page, the command that measures it, its tables and figures."""
     floats: dict[str, list[str]] = {}
     for cell in nb.cells:
         for output in cell.get("outputs", []):
             if "number" in press(output):
                 floats.setdefault(press(cell).study, []).append(f"[](#{press(output).anchor})")
-    lines = ["| Notebook | Command | Shows |", "|:--|:--|:--|"]
+    lines = ["| Page | Command | Shows |", "|:--|:--|:--|"]
     for origin in (press(c) for c in nb.cells if press(c).get("role") == "origin"):
         link = f"[{origin.study}]({origin.page})" if origin.page else origin.study
         shown = ", ".join(floats.get(origin.study, ["its claims"]))
-        lines.append(f"| {link} | `make study ONLY={origin.study}` | {shown} |")
+        lines.append(f"| {link} | `python -m study {origin.study}` | {shown} |")
     return "\n".join(lines)
 
 

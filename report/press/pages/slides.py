@@ -17,12 +17,12 @@ from typing import Any, ClassVar
 from nbconvert.exporters import Exporter
 from nbconvert.preprocessors import Preprocessor
 
-from measure.recording import paths
 from press.display import TABLE_MIME
 from press.pages import ReportError, outputs, pandoc
 from press.pages.exporters import PressExporter, compiled
 from press.pages.outputs import ABSTRACT, DRAWING, meaning, plain_text, press, tags
 from press.pages.preprocessors import Headings, Numbers
+from study import paths
 
 MOST = 15
 """Slides of a deck."""

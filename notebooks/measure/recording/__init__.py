@@ -1,1 +1,0 @@
-"""The recordings of the study: rows on disk, of which machine and code, and where all lies."""

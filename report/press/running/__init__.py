@@ -1,1 +1,0 @@
-"""From study.toml to executed notebooks: what is run, with which parameters, and what is kept."""
