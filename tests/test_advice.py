@@ -9,7 +9,7 @@ import pytest
 
 from press import advice
 from press.formats import MISSING
-from study.rows import load
+from study.rows import load, ratio
 from study.run import races
 
 CARDS = ["H200", "H100"]
@@ -52,7 +52,8 @@ def quotients(one: advice.Setting) -> dict[tuple[str, str], list[float]]:
             if turns and all(isinstance(p, list) for p in pairs) and len({*map(len, pairs)}) == 1:
                 found[machine, name].append(float(np.median(np.divide(*pairs))))
             elif pd.notna(theirs[one.value]) and pd.notna(ours[one.value]):
-                found[machine, name].append(theirs[one.value] / ours[one.value])
+                less = theirs[one.value] / ours[one.value]
+                found[machine, name].append(1 / less if one.value == "largest" else less)
     return found
 
 
@@ -87,33 +88,71 @@ def test_a_factor_is_what_the_rows_give(one):
 
 
 @each_setting
-def test_no_other_of_all_the_sizes_is_better_than_the_one_that_is_named(one):
-    own, named = given(one), given(one, "best other")
+@pytest.mark.parametrize("who", advice.WHO[1:])
+def test_none_of_all_the_sizes_is_better_than_the_one_that_is_named(one, who):
+    own, named = given(one), given(one, who)
     if one.by != "provider":
         assert named.empty
         return
-    ours = one.of.startswith("fused")
     for card in CARDS:
         best = 0.0
         for (machine, name), values in quotients(one).items():
-            rival = machine == card and name not in (one.of, *advice.UNRIVALLED)
-            if rival and not (ours and name.startswith("fused")):
-                best = max(best, np.median(values) if len(values) == own["cases"][card] else 0)
+            if who == "compiled too":
+                counts = name.startswith("fused-inductor")
+            else:
+                ours = name.startswith("fused-") or (name == "fused" and one.of.startswith("fused"))
+                counts = not ours and name not in advice.UNRIVALLED
+            if machine == card and counts and name != one.of and len(values) == own["cases"][card]:
+                best = max(best, np.median(values))
         assert named["factor"].get(card, 0.0) == pytest.approx(best)
 
 
-def test_a_line_that_a_card_lacks_has_a_dash_and_whoever_is_ahead_is_bold():
+def test_a_line_that_a_card_lacks_has_a_dash_and_whatever_is_near_the_highest_is_bold():
     text = advice.table(advice.chosen()).data
     lines = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     body = [line for line in lines if line[0] != "| you have" and ":--" not in line[0]]
     assert len(body) == len(advice.SETTINGS) == len({line[0] + line[4] for line in body})
     for one, line in zip(advice.SETTINGS, body, strict=True):
-        own, other = given(one)["factor"], given(one, "best other")["factor"]
+        by = [given(one, who)["factor"] for who in advice.WHO]
         for card, cell in zip(CARDS, line[2:4], strict=True):
-            assert (cell == MISSING) == bool(pd.isna(own[card]))
-            if card in other:
-                ahead = own[card] >= other[card]
-                assert cell.startswith("**") == ahead and cell.endswith("**") != ahead
+            assert (cell == MISSING) == bool(pd.isna(by[0][card]))
+            there = [factors[card] for factors in by if card in factors]
+            if len(there) > 1:
+                bold = ["**" in part for part in cell.split(" · ")]
+                assert bold == [factor >= 0.98 * max(there) for factor in there]
+
+
+def test_times_and_counts_of_single_cases_and_days_of_older_code_are_the_rows_own():
+    cells = advice.factors().set_index(["have", "machine", "who"])
+    token = load("compilers").query(
+        "work == 'inference' and provider == 'inductor-graphs-searched'"
+    )
+    one = cells.loc[("a Llama, one token at a time", "H200", "this setting")]
+    assert one["absolute"] == f"{token['call_ms'].item():.2f} ms" and one["day"] == ""
+    fit = load("llama").query("experiment == 'limit' and grows == 'batch' and machine == 'H100'")
+    fit = fit.set_index("provider")["largest"]
+    one = cells.loc[("no memory for another sequence", "H100", "this setting")]
+    assert one["absolute"] == f"{fit['fused']:.0f} fit" and one["day"] == "27 November"
+    assert one["factor"] == fit["fused"] / fit["huggingface"]
+    few = [cells.loc[("a Llama, few tokens", card, "this setting"), "day"] for card in CARDS]
+    assert few == ["23 November", ""]
+
+
+def test_what_the_lines_say_of_who_is_missing_is_so():
+    llama, attention = (load(topic, sessions=True) for topic in ("llama", "attention"))
+    whole = llama.query("experiment == 'step' and group == 'whole' and status == 'ok'")
+    assert not whole["provider"].str.contains("inductor").any()
+    assert not attention["provider"].str.fullmatch("flash-?3").any()
+    unmasked = llama.query("experiment == 'families' and provider == 'inductor-causal'")
+    unmasked = unmasked.query("model != 'Llama-3.2-1B'")[["machine", "model"]].drop_duplicates()
+    assert unmasked.to_numpy().tolist() == [["H200", "Phi-3-mini, 8 layers"]]
+    phi = llama.merge(unmasked).query("experiment == 'families'").set_index("provider")["median_ms"]
+    assert 1 < phi["inductor-causal"] / phi["fused"] < 1.03 < phi["inductor"] / phi["fused"]
+    searched = load("kernels", sessions=True).query("provider == 'quack-searched'")
+    assert len(searched), "with its search QuACK is another provider"
+    copies = ratio(load("llama").query("experiment == 'distributed'"), over="huggingface")
+    copies = copies[copies["provider"] == "fused"].set_index("strategy")["ratio"]
+    assert abs(copies["offload-throttled"] - 1) < 0.02 < copies["offload"] - 1
 
 
 @each_setting

@@ -15,6 +15,11 @@ from study.rows import load, ratio
 Task = Literal["training", "inference", "long context", "memory"]
 UNRIVALLED = ("products", "copy", "float64")
 """Providers that compute a part of the work: no advice, however fast."""
+WHO = ("this setting", "best other", "compiled too")
+CLOSE = 0.98
+"""A factor of at least as much of the highest is bold: less apart, one session tells little."""
+NEWEST = "2026-11-28"
+"""From when on the recorded code of fusedlib is the release's."""
 
 
 class Setting(NamedTuple):
@@ -28,7 +33,7 @@ class Setting(NamedTuple):
         of, over: values of the column `by`, of the setting and of what is one.
         shown: a notebook, or a topic's page, and words of the heading where it is shown.
         sizes: columns that say at which sizes.
-        value: what is compared, smaller being better.
+        value: what is compared, smaller being better, but for "largest", how many fit.
         by: "provider", whose rows were timed in turns, or a column whose rows were not.
     """
 
@@ -66,18 +71,21 @@ SETTINGS = (
         ("08_model", "What each part gives"), STEP,
     ),
     Setting(
-        "training", "bf16", "a Llama, and AdamW", "`apply_to(model)`", "Hugging Face's step",
+        "training", "bf16", "a Llama, and AdamW", "`apply_to(model)`",
+        "Hugging Face's step; without torch.compile",
         "llama", f"{LLAMA} == 'whole'", "fused", "huggingface",
         ("llama", "One line"), STEP,
     ),
     Setting(
-        "training", "bf16", "a Llama, few tokens", "`apply_to(model)`", "Hugging Face's",
+        "training", "bf16", "a Llama, few tokens", "`apply_to(model)`, and time it",
+        "Hugging Face's",
         "llama", f"{LLAMA} == 'sizes' and tokens <= 2048", "fused", "huggingface",
         ("08_model", "When nothing"), STEP,
     ),
     Setting(
-        "training", "bf16", "other families of models", "`apply_to(model)`", "Hugging Face's",
-        "llama", "experiment == 'families' and model != 'Llama-3.2-1B'", "fused", "huggingface",
+        "training", "bf16", "other families of models", "`apply_to(model)`",
+        "Hugging Face's; torch.compile has a mask", "llama",
+        "experiment == 'families' and model != 'Llama-3.2-1B'", "fused", "huggingface",
         ("08_model", "Other families"), STEP,
     ),
     Setting(
@@ -88,19 +96,21 @@ SETTINGS = (
     ),
     Setting(
         "training", "bf16", "weights in the CPU's memory",
-        "nothing: the GPU waits; `apply_to(model)` gives", "Hugging Face's", "llama",
-        "experiment == 'distributed' and strategy == 'offload-throttled'", "fused", "huggingface",
-        ("08_model", "When nothing"), ("batch_size", "context_length"),
+        "`apply_to(model)`, and let copies be prefetched",
+        "Hugging Face's; without prefetching equal", "llama",
+        "experiment == 'distributed' and strategy in ['offload', 'offload-throttled']",
+        "fused", "huggingface", ("08_model", "When nothing"), ("batch_size", "context_length"),
     ),
     Setting(
-        "training", "bf16", "a compiled model slower than eager",
-        "`layer.compile()`, each decoder layer", "the eager step",
-        "compilers", "work == 'training sgd'", "inductor-layers", "huggingface",
+        "training", "bf16", "a Llama that torch.compile slows",
+        "`apply_to(model)`, or `layer.compile()` for each layer, not both", "the eager step",
+        "compilers", "work == 'training sgd'", "fused", "huggingface",
         ("07_compilers", "A mask that nobody asked for"), ("model",),
     ),
     Setting(
         "training", "bf16", "a SwiGLU MLP, many tokens", PACKED,
-        "PyTorch's MLP", "kernels", f"{MLP} == 'models' and launch == 'python' and {BOTH_PASSES}",
+        "PyTorch's MLP; QuACK without its search", "kernels",
+        f"{MLP} == 'models' and launch == 'python' and {BOTH_PASSES}",
         "fused", "eager", ("01_kernel", "Beside the library"), SHAPE,
     ),
     Setting(
@@ -115,7 +125,8 @@ SETTINGS = (
     ),
     Setting(
         "training", "bf16", "autocast, and the GPU waits", "`compile(model)`",
-        "the eager step", "end_to_end", "experiment == 'model' and precision == 'bf16 autocast'",
+        "the eager step; of 2.7b the GPU does not wait", "end_to_end",
+        "experiment == 'model' and precision == 'bf16 autocast' and model != '2.7b'",
         "inductor", "eager", ("03_clock", "Whole models"), ("model", "context_length"),
         "step_median_ms",
     ),
@@ -126,7 +137,7 @@ SETTINGS = (
     ),
     Setting(
         "training", "fp32", "a large model, and bf16 will do",
-        '`with autocast("cuda", bfloat16):`', "the step in fp32", "end_to_end",
+        '`with autocast("cuda", bfloat16):`', "the step in fp32, without TF32", "end_to_end",
         "experiment == 'step' and attention == 'plain' and model in ['large', 'xl', '2.7b'] "
         "and context_length >= 256",
         "bf16 autocast", "fp32", ("03_clock", "Whole models"), ("model", "context_length"),
@@ -161,20 +172,20 @@ SETTINGS = (
     ),
     Setting(
         "inference", "bf16", "a SwiGLU MLP, forward alone", PACKED,
-        "PyTorch's MLP", "kernels",
+        "PyTorch's MLP; QuACK without its search", "kernels",
         f"{MLP} == 'models' and launch == 'python' and direction == 'forward'",
         "fused", "eager", ("kernels", "What could fusion give?"), SHAPE,
     ),
     Setting(
         "long context", "bf16", "attention of your own lines",
         "`SDPA(q, k, v, is_causal=True)`",
-        "plain attention (SDPA by cuDNN)", "attention",
+        "plain attention (SDPA by cuDNN); FlashAttention-3 not run", "attention",
         f"{CAUSAL} and dtype == 'bfloat16' and grid == 'course'",
         "cudnn", "plain", ("06_attention", "Time"), CONTEXT,
     ),
     Setting(
         "long context", "bf16", "SDPA, and its flash backend runs",
-        "`with sdpa_kernel(CUDNN_ATTENTION):`", "SDPA's flash",
+        "`with sdpa_kernel(CUDNN_ATTENTION):`", "SDPA's flash; FlashAttention-3 not run",
         "attention", f"{CAUSAL} and dtype == 'bfloat16'", "cudnn", "flash",
         ("06_attention", "Time"), CONTEXT,
     ),
@@ -193,9 +204,9 @@ SETTINGS = (
     ),
     Setting(
         "memory", "bf16", "no memory for another sequence", "`apply_to(model)`",
-        "Hugging Face's memory a sequence", "llama",
+        "Hugging Face's, in sequences that fit", "llama",
         "experiment == 'limit' and grows == 'batch'", "fused", "huggingface",
-        ("08_model", "What a layer keeps"), ("model", "context_length"), "mib_each",
+        ("08_model", "What a layer keeps"), ("model", "context_length"), "largest",
     ),
     Setting(
         "memory", "bf16", "a deep stack of MLPs", '`SwiGLUMLP(hidden, inner, save="input")`',
@@ -211,7 +222,8 @@ SETTINGS = (
         "peak_gib",
     ),
     Setting(
-        "memory", "bf16", "what checkpoints cost", "the same", "the time without",
+        "memory", "bf16", "time for these checkpoints",
+        "`checkpoint(block, x, use_reentrant=False)`, every block", "the time without",
         "model_memory", f"{CHECKPOINT} and provider in ['none 0', 'segments 1']",
         "segments 1", "none 0", ("04_memory", "Checkpoints"), ("model", "context_length"),
     ),
@@ -231,7 +243,8 @@ def compared(one: Setting) -> pd.DataFrame:
     and its times are divided.
     """
     if one.by == "provider":
-        return ratio(load(one.topic).query(one.where), over=one.over, value=one.value)
+        rows = ratio(load(one.topic).query(one.where), over=one.over, value=one.value)
+        return rows.assign(ratio=1 / rows["ratio"]) if one.value == "largest" else rows
     rows = load(one.topic, sessions=True).query(f"({one.where}) and status == 'ok'")
     keys = ["machine", *one.sizes, "shape"] if "shape" in rows else ["machine", *one.sizes]
     ends = rows.assign(last=rows["measured_at"]).pivot_table("last", "set", one.by, "max")
@@ -243,25 +256,33 @@ def compared(one: Setting) -> pd.DataFrame:
     return wide.assign(ratio=wide[one.over] / wide[one.of], provider=one.of)
 
 
-def _best_other(rows: pd.DataFrame, one: Setting) -> pd.DataFrame:
-    """A machine's rows of the best other provider that has every case of the setting."""
-    fields = [name for name in (*one.sizes, "shape", "head_dim", "work") if name in rows]
+def _best(rows: pd.DataFrame, one: Setting, who: str) -> pd.DataFrame:
+    """A machine's rows of the best that has every case of the setting: of the others, or of
+    fusedlib's operations under a compiler ("compiled too"). Its own variants are none of them.
+    """
+    if rows.empty:
+        return rows
+    fields = [name for name in (*one.sizes, "shape", "head_dim", "work", "strategy")
+              if name in rows and rows[name].notna().any()]  # fmt: skip
     case = rows[list(dict.fromkeys(fields))].astype(str).agg(" ".join, axis=1)
     name, ours = rows["provider"].astype(str), rows["provider"] == one.of
-    same = name.str.startswith("fused") & one.of.startswith("fused")  # no rival of itself
-    theirs = rows[~(ours | same | name.isin(UNRIVALLED)) & case.isin(case[ours])]
-    each = theirs["ratio"].groupby(name).agg(["size", "median"])
+    compiled, variant = name.str.startswith("fused-inductor"), name.str.startswith("fused-")
+    own = variant | (name.eq("fused") & one.of.startswith("fused"))
+    others = ~(own | name.isin(UNRIVALLED))
+    theirs = rows[(compiled if who == "compiled too" else others) & ~ours & case.isin(case[ours])]
+    each = theirs["ratio"].groupby(theirs["provider"].astype(str)).agg(["size", "median"])
     complete = each.loc[each["size"] == ours.sum(), "median"]
     return theirs[theirs["provider"] == complete.idxmax()] if len(complete) else rows[:0]
 
 
 @cache
 def factors() -> pd.DataFrame:
-    """Every setting on every recorded machine: what it gives, and the best other provider.
+    """Every setting on every recorded machine: what it gives, and the best of the others.
 
-    Columns: those of `Setting`, `machine`, `who` ("this setting" or "best other"), `provider`,
-    `factor`, the median over `cases`, its ends `low` and `high`, and `at`, the sizes in words. A
-    setting that a machine has not measured has a line without a factor.
+    Columns: those of `Setting`, `machine`, `who` (one of `WHO`), `provider`, `factor`, the median
+    over `cases`, its ends `low` and `high`, `absolute`, ms or how many fit where there is one case,
+    `day` of fusedlib's rows that are older than `NEWEST`, and `at`, the sizes in words. A setting
+    that a machine has not measured has a line without a factor.
     """
     lines = []
     for one in SETTINGS:
@@ -269,18 +290,39 @@ def factors() -> pd.DataFrame:
         ours = rows[rows["provider"] == one.of]
         for machine in ordered_values("machine", recorded_machines()):
             there = rows[rows["machine"] == machine]
-            found = {"this setting": ours[ours["machine"] == machine]}
-            found["best other"] = _best_other(there, one)
+            found = {WHO[0]: ours[ours["machine"] == machine]}
+            if one.by == "provider":
+                found |= {who: _best(there, one, who) for who in WHO[1:]}
             for who, given in found.items():
                 speed = given["ratio"]
-                if len(given) or who == "this setting":
+                if len(given) or who == WHO[0]:
                     name = given["provider"].iloc[0] if len(given) else one.of
                     ends = {"low": speed.min(), "factor": speed.median(), "high": speed.max()}
                     lines.append(
                         one._asdict() | {"machine": machine, "who": who, "provider": name}
                         | ends | {"cases": len(given), "at": _at(ours, one.sizes)}
+                        | {"absolute": _absolute(given, one), "day": _day(given, one)}
                     )  # fmt: skip
     return pd.DataFrame(lines)
+
+
+def _absolute(rows: pd.DataFrame, one: Setting) -> str:
+    """What a single row measured, in words."""
+    if len(rows) != 1 or one.by != "provider":
+        return ""
+    row = rows.iloc[0]
+    if one.value == "largest":
+        return f"{row['largest']:,.0f} fit"
+    ms = row["call_ms"] if "call_ms" in rows else row[one.value]
+    return formatted(ms, "3 ms") if one.value.endswith("median_ms") else ""
+
+
+def _day(rows: pd.DataFrame, one: Setting) -> str:
+    """When fusedlib's rows began that are of older code."""
+    if one.by != "provider" or rows.empty or not str(rows["provider"].iloc[0]).startswith("fused"):
+        return ""
+    began = pd.to_datetime(rows["began"].astype(str).str[:10].min())
+    return f"{began:%-d %B}" if began < pd.Timestamp(NEWEST) else ""
 
 
 def _at(rows: pd.DataFrame, sizes: tuple[str, ...]) -> str:
@@ -327,14 +369,15 @@ def table(rows: pd.DataFrame) -> Any:
 
 
 def _cell(line: pd.DataFrame, most: int) -> str:
-    """What a setting gives on a card, then the best other; the higher median is bold."""
-    said, several = [], line["factor"].count() > 1
+    """What a setting gives on a card, then the others; the highest and what is near are bold."""
+    said, highest = [], line["factor"].max()
     for one in line.dropna(subset=["factor"]).to_dict("records"):
         text = formatted((one["low"], one["high"]), "3×")
-        text = f"**{text}**" if several and one["factor"] == line["factor"].max() else text
-        own = one["who"] == "this setting"
-        few = f", {one['cases']} of {most} sizes" if own and one["cases"] < most else ""
-        said.append(f"{text}{few}" if own else f"{read('provider', one['provider'])} {text}")
+        text = f"**{text}**" if len(line) > 1 and one["factor"] >= CLOSE * highest else text
+        own = one["who"] == WHO[0]
+        few = f"{one['cases']} of {most} sizes" if own and one["cases"] < most else ""
+        text = ", ".join(filter(None, [text, one["absolute"], few, one["day"]]))
+        said.append(text if own else f"{read('provider', one['provider'])} {text}")
     return " · ".join(said) or MISSING
 
 
