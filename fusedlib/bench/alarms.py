@@ -140,18 +140,17 @@ def no_new_threads() -> Iterator[None]:
 
 
 SMALL_BYTES, SMALL_BLOCKS = 2**16, 64
+"""Below so many bytes so many blocks are filled, for one result."""
 
 
 def poison(shapes: Iterable[tuple[torch.Size, torch.dtype]], device: torch.device) -> None:
     """Fill with NaN the blocks that such tensors get next: right results may lie there. Of small
     ones an allocator has many that are free.
     """
-    many = {
-        (s, d): 2 if s.numel() * d.itemsize > SMALL_BYTES else SMALL_BLOCKS for s, d in shapes
-    }  # fmt: skip
     blocks = [
-        torch.empty(s, dtype=d, device=device) for (s, d), n in many.items() for _ in range(n)
-    ]
+        torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes
+        for _ in range(SMALL_BLOCKS if shape.numel() * dtype.itemsize < SMALL_BYTES else 2)
+    ]  # fmt: skip
     for block in blocks:
         block.fill_(float("nan") if block.is_floating_point() else 1)
 
