@@ -541,12 +541,6 @@ def offloaded_within_a_tenth(measured: Rows) -> bool:
     return bool(len(ms) == 4 and ms.max() < 1.1 * ms.min())
 
 
-def patched_fastest_on_two_cards(measured: Rows) -> bool:
-    two = of(measured, experiment="distributed", processes=2)
-    ms = two.pivot_table("median_ms", "strategy", "provider")
-    return bool(len(ms) == 4 and (ms.idxmin(axis=1) == "fused").all())
-
-
 # 07, compilers
 
 
@@ -975,10 +969,8 @@ SAID = [
      liger_slower_with_one_sequence),
     ("08_model/llama", "Liger takes about as long as Hugging Face for Qwen3 and Gemma 2",
      ["nvidia-h100"], liger_as_long_for_two_families),
-    ("08_model/llama", "With the weights on the CPU all are within a tenth", ["nvidia-h200"],
+    ("08_model/llama", "As published, without prefetching, all are within a tenth", ["nvidia-h200"],
      offloaded_within_a_tenth),
-    ("08_model/compilers", "Whichever way open_llama_3b is divided among two H200s, the patched "
-     "one takes least", ["nvidia-h200"], patched_fastest_on_two_cards),
     ("07_compilers", "in each training of open_llama_3b with equal lengths, on one H200 and "
      "on two, the patched model was faster uncompiled", ["nvidia-h200"], patched_faster_uncompiled),
     ("07_compilers", "Layer by layer the patched model was compiled sooner, and the plain one "
@@ -997,6 +989,242 @@ SAID = [
      "which they are launched", BOTH, the_longer_of_kernels_and_launches),
     ("03_clock", "the kernels of `small` are more and shorter, so the GPU is idle for most of the "
      "step", BOTH, small_waits_for_most_of_its_step),
+]  # fmt: skip
+
+
+# --- 03_clock and 08_model ------------------------------------------------------------------------
+
+
+def later_sizes_in_one_process(measured: Rows, most: float) -> bool:
+    """What they take of what the first size took, when one process trains all."""
+    extra = of(measured, experiment="steps", isolation="shared", direction="forward+backward")
+    extra = last(extra, "model", "extra_ms")
+    return bool(len(extra) == 5 and (extra.drop("small") < most * extra["small"]).all())
+
+
+def last(measured: Rows, by: str | list[str], value: str) -> pd.Series:
+    return measured.sort_values("measured_at").groupby(by)[value].last()
+
+
+def one_mlp(measured: Rows, launch: str) -> Rows:
+    """Times of a sweep's MLP on 64 tokens, by hidden size and provider."""
+    sweep = of(steps_of(measured, "sweep"), launch=launch)
+    return last(sweep, ["hidden_size", "provider"], "median_ms").unstack()[["eager", "fused"]]
+
+
+def one_mlp_in_less_than_three_quarters(measured: Rows) -> bool:
+    ms = one_mlp(measured, "python").loc[512:4096]
+    return len(ms) == 4 and bool((ms["fused"] < 0.75 * ms["eager"]).all())
+
+
+def one_mlp_as_long_at_4096_as_at_512(measured: Rows) -> bool:
+    python, graph = (one_mlp(measured, launch) for launch in ("python", "graph"))
+    python, graph = (ms.loc[4096] / ms.loc[512] for ms in (python, graph))
+    return bool(python.between(0.8, 1.2).all() and graph.min() > 3)
+
+
+def whole_steps(measured: Rows, provider: str = "eager") -> Rows:
+    """By session, size and precision."""
+    steps = of(measured, context_length=256, attention="plain", provider=provider)
+    steps = steps[~steps["host"].eq(True)]
+    by = ["recording", "experiment", "model"]
+    return steps.pivot_table("step_median_ms", by, "precision", dropna=True)
+
+
+def autocast_slows(measured: Rows, model: str, sessions: tuple[str, ...], least: int) -> bool:
+    ms = whole_steps(measured).dropna(subset=["fp32", "bf16 autocast"]).reset_index()
+    ms = ms[(ms["model"] == model) & ms["experiment"].isin(sessions)]
+    return len(ms) >= least and bool((ms["bf16 autocast"] > ms["fp32"]).all())
+
+
+def medium_slower_by_autocast_in_every_session(measured: Rows) -> bool:
+    return autocast_slows(measured, "medium", ("step", "model", "profile"), 2)
+
+
+def small_slower_by_autocast_in_the_picture(measured: Rows) -> bool:
+    return autocast_slows(measured, "small", ("step",), 1)
+
+
+def autocast_shortens_from_large_on(measured: Rows) -> bool:
+    ms = whole_steps(measured).reset_index()
+    ms = ms[(ms["experiment"] == "step") & ms["model"].isin(["large", "xl", "2.7b"])]
+    return len(ms) == 3 and bool((ms["bf16 autocast"] < 0.75 * ms["fp32"]).all())
+
+
+def small_faster_by_autocast_in_the_table(measured: Rows) -> bool:
+    ran = of(measured, experiment="profile", provider="eager", attention="plain", model="small")
+    ms = last(ran[(ran["context_length"] == 256) & ran["busy"].notna()], "precision", "step_ms")
+    return bool(ms["bf16 autocast"] < ms["fp32"])
+
+
+def xl_half_as_long_again(measured: Rows) -> bool:
+    ms = whole_steps(measured)["bf16 autocast"].xs("xl", level="model").dropna()
+    return bool(len(ms) > 1 and ms.max() > 1.5 * ms.min())
+
+
+def compiling_gains_most_under_autocast(measured: Rows) -> bool:
+    race = of(measured, experiment="model")
+    over = whole_steps(race) / whole_steps(race, "inductor")
+    over = over.droplevel(["recording", "experiment"])
+    waits, cast = ["small", "medium", "large", "xl"], over["bf16 autocast"]
+    large = over["fp32"][["large", "xl", "2.7b"]]
+    return bool(
+        cast[waits].min() > over["fp32"].max() and large.max() < 1.11
+        and 1.2 < cast["2.7b"] < cast[waits].min()
+    )  # fmt: skip
+
+
+def medium_gains_in_both(measured: Rows) -> bool:
+    race = of(measured, experiment="model")
+    over = whole_steps(race) / whole_steps(race, "inductor")
+    return over.index.get_level_values("model").tolist() == ["medium"] and bool(
+        (over[["fp32", "bf16 autocast"]] > 1.4).all(axis=None)
+    )
+
+
+def arms_of_1b(measured: Rows, value: str) -> pd.Series:
+    arms = of(measured, experiment="step", group="arms", dtype="bfloat16", model="Llama-3.2-1B")
+    return last(arms[arms["recording"] == NEWEST], "provider", value)
+
+
+def liger_s_loss_frees_more(measured: Rows) -> bool:
+    gib, ms = (arms_of_1b(measured, name) for name in ("activations_gib", "median_ms"))
+    return bool(0.9 < gib["liger-flce"] / gib["fused-loss"] < 0.95
+                and abs(ms["liger-flce"] / ms["huggingface"] - 1) < 0.01)  # fmt: skip
+
+
+def two_thirds_by_loss_and_mlp(measured: Rows) -> bool:
+    log = np.log(arms_of_1b(measured, "median_ms"))
+    parts = log["liger-flce"] - log["fused-loss"] + log["liger-swiglu"] - log["fused-mlp"]
+    return bool(0.6 < parts / (log["liger"] - log["fused"]) < 0.72)
+
+
+def compiled_patch_a_gib_more(measured: Rows) -> bool:
+    gib, ms = (arms_of_1b(measured, name) for name in ("activations_gib", "median_ms"))
+    return bool(0.97 < ms["fused-inductor"] / ms["fused"] <= 1.0
+                and 0.8 < gib["fused-inductor"] - gib["fused"] < 1.2)  # fmt: skip
+
+
+def compiled_alone_holds_nearly_twice(measured: Rows) -> bool:
+    gib, ms = (arms_of_1b(measured, name) for name in ("activations_gib", "median_ms"))
+    return bool(1 < ms["inductor-causal"] / ms["fused"] < 1.05
+                and 1.75 < gib["inductor-causal"] / gib["fused"] < 2)  # fmt: skip
+
+
+def in_families(measured: Rows, value: str) -> Rows:
+    """By model and provider, the newest."""
+    return last(of(measured, experiment="families"), ["model", "provider"], value).unstack()
+
+
+def qwen3_gains_most_and_is_launched(measured: Rows) -> bool:
+    ms, issue = in_families(measured, "median_ms"), in_families(measured, "issue_ms")["huggingface"]
+    gains = ms["huggingface"] / ms["fused"]
+    return bool(gains.idxmax() == "Qwen3-0.6B" and issue["Qwen3-0.6B"]
+                > 0.8 * ms["huggingface"]["Qwen3-0.6B"])  # fmt: skip
+
+
+def liger_launches_for_most_of_its_step(measured: Rows) -> bool:
+    ms, issue = in_families(measured, "median_ms"), in_families(measured, "issue_ms")
+    slow = [name for name in ("Qwen3-0.6B", "Gemma-2-2B, 8 layers") if name in ms.index]
+    return bool((issue["liger"][slow] > 0.8 * ms["liger"][slow]).all())
+
+
+def liger_without_its_loss_faster_for_gemma(measured: Rows) -> bool:
+    ms = in_families(measured, "median_ms").loc["Gemma-2-2B, 8 layers"]
+    return bool(ms["huggingface"] > 1.1 * ms["liger-without-flce"])
+
+
+def liger_holds_less_of_gemma(measured: Rows) -> bool:
+    gib = in_families(measured, "activations_gib").loc["Gemma-2-2B, 8 layers"]
+    return bool(gib["liger"] < 0.9 * gib["fused"])
+
+
+def defaults_of_deepspeed(measured: Rows) -> bool:
+    """By rounds in pairs; and as published all are alike."""
+    ran = ratio(of(measured, experiment="distributed", strategy="offload"), of="fused")
+    return offloaded_within_a_tenth(measured) and bool((ran["ratio"] > 1.1).all())
+
+
+def one_sequence(measured: Rows, holds: Callable[[float], bool]) -> bool:
+    ms = last_times(of(measured, experiment="step", batch_size=1, context_length=1024))
+    return holds(float(ms["huggingface"] / ms["fused"]))
+
+
+def more_sequences_add_little(measured: Rows) -> bool:
+    speed = of(measured, experiment="step", group="sizes", dtype="bfloat16", context_length=1024)
+    speed = last(speed[speed["batch_size"] >= 8], ["provider", "batch_size"], "tokens_per_s")
+    speed = speed.unstack().loc["fused"].dropna()
+    return len(speed) > 1 and bool(1 < speed.max() / speed[8] < 1.1)
+
+
+def three_ways_of_four(measured: Rows) -> bool:
+    """Medians' intervals apart, but where FSDP keeps the weights."""
+    two = of(measured, experiment="distributed", processes=2).set_index(["strategy", "provider"])
+    low, high = two["median_low_ms"].unstack(), two["median_high_ms"].unstack()
+    first = high["fused"] < low.drop(columns="fused").min(axis=1)
+    return bool(not first["fsdp2-2"] and first.drop("fsdp2-2").all() and len(first) == 4
+                and high["fused"]["fsdp2-2"] > low["inductor-layers"]["fsdp2-2"])  # fmt: skip
+
+
+def compiling_patched_layers_besides_gains_nothing(measured: Rows) -> bool:
+    two = of(measured, experiment="distributed", processes=2)
+    ms = two.pivot_table("median_ms", "strategy", "provider")
+    return len(ms) == 4 and bool((ms["fused-inductor-layers"] > ms["fused"]).all())
+
+
+H100, H200 = ["nvidia-h100"], ["nvidia-h200"]
+SAID += [
+    ("03_clock/warmup", "later sizes pay next to nothing on the H200", H200,
+     lambda measured: later_sizes_in_one_process(measured, 0.05)),
+    ("03_clock/warmup", "and up to a quarter of it on the H100", H100,
+     lambda measured: later_sizes_in_one_process(measured, 0.25)),
+    ("03_clock/kernels", "up to hidden 4,096 fusedlib's takes less than three quarters of "
+     "PyTorch's time", BOTH, one_mlp_in_less_than_three_quarters),
+    ("03_clock/kernels", "a step of either MLP takes as long at hidden 4,096 as at 512, within a "
+     "fifth", BOTH, one_mlp_as_long_at_4096_as_at_512),
+    ("03_clock/end_to_end", "Autocast shortens a step from `large` on", BOTH,
+     autocast_shortens_from_large_on),
+    ("03_clock/end_to_end", "It makes `medium` slower in every session", BOTH,
+     medium_slower_by_autocast_in_every_session),
+    ("03_clock/end_to_end", "In the picture it makes `small` slower too", BOTH,
+     small_slower_by_autocast_in_the_picture),
+    ("03_clock", "in section 3's table of the H200 it makes it faster", H200,
+     small_faster_by_autocast_in_the_table),
+    ("03_clock/end_to_end", "on the H200 eager `xl` under autocast took more than half as long "
+     "again in one session as in another", H200, xl_half_as_long_again),
+    ("03_clock/end_to_end", "On the H200 compiling gains most under autocast, where the GPU "
+     "waited, and in fp32 from `large` on at most about a tenth", H200,
+     compiling_gains_most_under_autocast),
+    ("03_clock/end_to_end", "On the H100 `medium` alone was compiled, and gains in both precisions",
+     H100, medium_gains_in_both),
+    ("08_model/llama", "Liger's frees a little more than fusedlib's, and gives hardly any time",
+     BOTH, liger_s_loss_frees_more),
+    ("08_model/llama", "the loss and the MLP, each alone, make about two thirds of it", BOTH,
+     two_thirds_by_loss_and_mlp),
+    ("08_model/llama", "The compiled patch is as fast as the patch or a little faster, and holds "
+     "about a GiB more", BOTH, compiled_patch_a_gib_more),
+    ("08_model/llama", "comes within a twentieth of the patch in time, and holds nearly twice as "
+     "much", BOTH, compiled_alone_holds_nearly_twice),
+    ("08_model/llama", "the CPU needs most of Hugging Face's step to launch its many short kernels",
+     H100, qwen3_gains_most_and_is_launched),
+    ("08_model/llama", "the CPU launches for most of the step", BOTH,
+     liger_launches_for_most_of_its_step),
+    ("08_model/llama", "Without that loss Liger is faster for Gemma 2 on the H200", H200,
+     liger_without_its_loss_faster_for_gemma),
+    ("08_model/llama", "of Gemma 2 Liger holds less than fusedlib", BOTH,
+     liger_holds_less_of_gemma),
+    ("08_model/llama", "With DeepSpeed's defaults the patched one is ahead of all", H200,
+     defaults_of_deepspeed),
+    ("08_model/llama", "On the H100 the patched model is much faster than both", H100,
+     lambda measured: one_sequence(measured, lambda times: times > 1.3)),
+    ("08_model/llama", "with one sequence it was slightly slower than Hugging Face", H200,
+     lambda measured: one_sequence(measured, lambda times: 0.9 < times < 1)),
+    ("08_model/llama", "From eight sequences on, more of them add less than a tenth to the patched "
+     "model's speed", BOTH, more_sequences_add_little),
+    ("08_model/compilers", "Divided among two H200s, open_llama_3b takes least time patched in "
+     "three ways of four", H200, three_ways_of_four),
+    ("08_model/compilers", "To compile the patched layers besides makes no way faster", H200,
+     compiling_patched_layers_besides_gains_nothing),
 ]  # fmt: skip
 
 
@@ -1019,7 +1247,9 @@ def worse(measured: Rows) -> dict[str, pd.Series]:
                "power_after_w", "sm_mhz", "relative_error", "late_loss", "epoch_gate_change",
                "kernels_ms", "busy", "changed_fraction", "changed_by_size", "changed_by_place",
                "changed_by_values", "kind", "test_error", "epoch_test_loss",
-               "losses")  # fmt: skip
+               "losses",
+               "step_median_ms", "step_ms", "extra_ms", "activations_gib",
+               "tokens_per_s", "median_low_ms", "median_high_ms")  # fmt: skip
     figures = [name for name in figures if name in measured]
     turned = {name: measured[name].iloc[::-1].to_numpy() for name in figures}
     if "samples_ms" in measured:
