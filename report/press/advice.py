@@ -80,7 +80,7 @@ SETTINGS = (
         "training", "bf16", "a Llama, few tokens", "`apply_to(model)`, and time it",
         "Hugging Face's",
         "llama", f"{LLAMA} == 'sizes' and tokens <= 2048", "fused", "huggingface",
-        ("08_model", "When nothing"), STEP,
+        ("08_model", "or nothing"), STEP,
     ),
     Setting(
         "training", "bf16", "other families of models", "`apply_to(model)`",
@@ -92,14 +92,14 @@ SETTINGS = (
         "training", "bf16", "two GPUs, FSDP2", "`apply_to(model)` before `fully_shard`",
         "Hugging Face's", "compilers",
         "work in ['distributed fsdp2-2', 'distributed fsdp2-3'] and processes == 2",
-        "fused", "huggingface", ("08_model", "When nothing"), ("model",),
+        "fused", "huggingface", ("08_model", "or nothing"), ("model",),
     ),
     Setting(
         "training", "bf16", "weights in the CPU's memory",
         "`apply_to(model)`, and time it",
         "Hugging Face's; three steps of each", "llama",
         "experiment == 'distributed' and strategy in ['offload', 'offload-throttled']",
-        "fused", "huggingface", ("08_model", "When nothing"), ("batch_size", "context_length"),
+        "fused", "huggingface", ("08_model", "or nothing"), ("batch_size", "context_length"),
     ),
     Setting(
         "training", "bf16", "a Llama that torch.compile slows",
