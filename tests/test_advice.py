@@ -48,7 +48,7 @@ def quotients(one: advice.Setting) -> dict[tuple[str, str], list[float]]:
         for name, ours in race.items() if theirs else ():
             samples = one.value.replace("median_ms", "samples_ms")
             pairs = [side.get(samples) if samples != one.value else None for side in (theirs, ours)]
-            turns = ours.get("in_turns") is not False and ours["experiment"] != "distributed"
+            turns = ours.get("in_turns") is not False and isinstance(ours.get("session"), str)
             if turns and all(isinstance(p, list) for p in pairs) and len({*map(len, pairs)}) == 1:
                 found[machine, name].append(float(np.median(np.divide(*pairs))))
             elif pd.notna(theirs[one.value]) and pd.notna(ours[one.value]):

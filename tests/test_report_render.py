@@ -272,7 +272,7 @@ def test_links_to_notebooks_lead_to_their_sections_and_to_each_other(
     ):  # fmt: skip
         assert link in page.source
     own = Page(rendered / "notebooks" / "01_good.html")
-    assert {"01_good.html", "02_bad.html#cell-wide"} <= {*own.links}
+    assert {"01_good.html", "02_bad.html#wide"} <= {*own.links}
     assert "no, itself, another, late, three and nobody." in own.text
     assert b"(notebooks/01_good.html)" in (rendered / "report.pdf").read_bytes(), (
         "the PDF leads there too"

@@ -458,8 +458,12 @@ def test_samples_that_are_no_pairs_are_divided_by_their_medians(recorded):
         {"session": "s", "provider": "y", "median_ms": 6.0, "samples_ms": [2.0, 8.0, 9.0],
          "in_turns": False},
         {"race": "memory", "peak_mib": 10.0}, {"race": "memory", "provider": "y", "peak_mib": 5.0},
+        {"race": "apart", "median_ms": 2.0, "samples_ms": [1.0, 2.0, 9.0]},
+        {"race": "apart", "provider": "y", "median_ms": 6.0, "samples_ms": [2.0, 6.0, 9.0]},
     )  # fmt: skip
     frame = rows.load(TINY)
+    alone = frame[frame["race"] == "apart"]
+    assert rows.ratio(alone, of="x")["ratio"].tolist() == [3.0], "each ran in a process of its own"
     assert rows.ratio(frame[frame["race"] == "r"], of="x")["ratio"].tolist() == [3.0]
     assert rows.ratio(frame, over="x", value="peak_mib")["ratio"].tolist() == [2.0]
 

@@ -83,8 +83,9 @@ def ratio(
         rows: as `load` gives them; those without a figure are left out.
         of: a provider; each other one's row says how many times as fast `of` is.
         over: a provider; each other one's row says how many times as fast it is.
-        value: what is compared, smaller being better. Of times the ratio is the median over paired
-            rounds; other figures, such as memory, are divided.
+        value: what is compared, smaller being better. Of times of one session the ratio is the
+            median over paired rounds; runs that had no session, and other figures, such as memory,
+            are divided.
 
     Returns:
         The rows but those of `of` or `over`, each with `ratio`; who had no partner is left out.
@@ -97,7 +98,7 @@ def ratio(
     base = of or over
     keys = ["machine", "set", "race", "session"]
     measured = rows[rows[value].notna()] if value in rows else rows.iloc[:0]
-    lines = measured.where(measured.notna(), None).to_dict("records")
+    lines = measured.astype(object).where(measured.notna(), None).to_dict("records")
     partners: dict[tuple[Any, ...], dict[str, Any]] = {}
     for line in lines:
         if line["provider"] == base:
@@ -116,7 +117,7 @@ def _times_as_fast(row: Mapping[str, Any], baseline: Mapping[str, Any], value: s
     samples = value.replace("median_ms", "samples_ms")
     ours, theirs = row.get(samples), baseline.get(samples)
     paired = isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs)
-    if paired and row.get("in_turns") is not False:
+    if paired and row["session"] is not None and row.get("in_turns") is not False:
         return float(np.median(np.asarray(theirs) / np.asarray(ours)))
     return float(baseline[value] / row[value])
 

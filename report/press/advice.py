@@ -244,8 +244,6 @@ def compared(one: Setting) -> pd.DataFrame:
     """
     if one.by == "provider":
         rows = load(one.topic).query(one.where)
-        if (rows["experiment"] == "distributed").all():  # each ran alone: no rounds to pair
-            rows = rows.assign(in_turns=False)
         rows = ratio(rows, over=one.over, value=one.value)
         return rows.assign(ratio=1 / rows["ratio"]) if one.value == "largest" else rows
     rows = load(one.topic, sessions=True).query(f"({one.where}) and status == 'ok'")

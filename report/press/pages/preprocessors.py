@@ -17,6 +17,7 @@ from io import BytesIO
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from nbconvert.preprocessors import Preprocessor
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
@@ -243,7 +244,7 @@ class Numbers(Preprocessor):
                 title, name = f"{kind} {self._counts[kind]}", shown.get("name", "figure")
             else:
                 continue
-            press(output).anchor = self._anchor((study or "cell", name), title, name)
+            press(output).anchor = self._anchor((study, name), title, name)
 
     def _anchor(self, words: Iterable[str], title: str, name: str) -> str:
         """An anchor `word-word` that nothing else has, which links find by the name too."""
@@ -268,13 +269,14 @@ class Numbers(Preprocessor):
     def _linked(self, study: str, match: re.Match[str]) -> str:
         """A Markdown link with what it leads to."""
         words, path, name, value = match.groups()
-        target, notebook = slugify(name or ""), Path(path).stem if path else study
+        target = slugify(unquote(name or ""))
+        notebook = Path(path).stem if path else study
         if path and self._pages is not None:
-            at = f"#cell-{target}" if target else ""
+            at = f"#{target}" if target else ""
             page = self._pages.get(notebook)
             return f"[{words}]({page}{at})" if page else words
         section = slugify(notebook)
-        local = "-".join(filter(None, (section or "cell", target)))
+        local = "-".join(filter(None, (section, target)))
         elsewhere = (section if value else None,) if path else (target, self._names.get(target))
         linked = next((at for at in (local, *elsewhere) if at in self._titles), None)
         if linked is None:
