@@ -1140,9 +1140,9 @@ def liger_holds_less_of_gemma(measured: Rows) -> bool:
 
 
 def defaults_of_deepspeed(measured: Rows) -> bool:
-    """By rounds in pairs; and as published all are alike."""
+    """By medians, for each ran alone; and as published all are alike."""
     ran = ratio(of(measured, experiment="distributed", strategy="offload"), of="fused")
-    return offloaded_within_a_tenth(measured) and bool((ran["ratio"] > 1.1).all())
+    return offloaded_within_a_tenth(measured) and bool((ran["ratio"] > 1.05).all())
 
 
 def one_sequence(measured: Rows, holds: Callable[[float], bool]) -> bool:
