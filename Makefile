@@ -50,7 +50,7 @@ help: ## list what make can do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo '  ONLY=04_memory            only these notebooks or pages, separated by commas; 04 will do'
-	@echo '  SET="name=value ..."      knobs of notebooks; 04_memory.width=256 sets that one alone'
+	@echo '  SET="name=value ..."      knobs of notebooks; 04_memory.hidden=4096 sets one alone'
 	@echo '  FRESH=1                   measure and run everything anew'
 	@echo '  PYTHON=python3.12         which Python makes the environment'
 	@echo '  VENV=.venv                where it lies; VENV= uses PYTHON as it is, installs nothing'

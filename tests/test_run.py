@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -197,6 +198,13 @@ def test_a_wrong_setting_is_one_line_and_status_2_before_anything_runs(tmp_path,
     done = called("run", "--only", works.notebook, "--set", setting)
     assert done.exit_code == 2 and done.stderr.startswith("fusedlib: ")
     assert not works.copy.exists()
+
+
+@pytest.mark.parametrize("name", ["README.md", "Makefile"])
+def test_the_knobs_that_documents_set_are_there(name):
+    text = (paths.ROOT / name).read_text(encoding="utf-8")
+    named = re.findall(r"\b(\d\d_\w+\.\w+=\w+)", text)
+    assert named and run.settings(run.guides(), named)
 
 
 DECLARED = """hidden: int = 512  # width of the layer [16..4096]
