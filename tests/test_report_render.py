@@ -136,7 +136,7 @@ def _bad(path: Path) -> Path:
         code("later()", ran=False, tags=("paper",)),
     )
     noted = nbformat.read(path, as_version=4)
-    noted.metadata["fusedlib"] = {"error": BROKEN, "profile": "full"}
+    noted.metadata["fusedlib"] = {"error": BROKEN, "values": {"tokens": 7}}
     nbformat.write(noted, path)
     return path
 
@@ -289,6 +289,7 @@ def test_a_notebooks_page_shows_all_cells_and_code(rendered: Path) -> None:
     assert "run()" in good.text and "secret" in good.text and "A 2/2" in good.text
     assert "A 1/2" not in good.text
     assert "boom()" in bad.text and "later()" in bad.text and "02_bad.ipynb, failed" in bad.text
+    assert "02_bad.ipynb, as executed, tokens = 7." in bad.text
 
 
 def test_nbconvert_renders_a_notebook_by_hand(rendered, sections, tmp_path: Path):
