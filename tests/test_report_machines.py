@@ -53,6 +53,13 @@ def test_a_line_a_recording_with_its_days_commits_and_what_differs(folder):
     assert lines.loc[("h100", "only"), "commits"] == "unknown"
 
 
+def test_rows_of_a_folder_that_a_variable_names_have_their_recordings(folder, monkeypatch):
+    monkeypatch.setattr(paths, "RECORDED", folder / "repository")
+    monkeypatch.setenv(this.NAME, "h200")
+    this.key.cache_clear()
+    assert {*machine_tables.recorded().query("rows > 0")["recording"]} == {"first", "second"}
+
+
 def test_machines_are_listed_once_with_what_is_known_of_them():
     hardware = machine_tables.hardware()
     assert {"nvidia-h100", "nvidia-h200"} <= {*hardware["machine"]}

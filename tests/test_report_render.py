@@ -15,6 +15,7 @@ import pytest
 
 from press import display
 from press.pages.paper import Section
+from press.pages.preprocessors import Numbers
 from press.render import render
 from printed import printed as printed_by_typst
 from report_sample import (
@@ -277,6 +278,13 @@ def test_links_to_notebooks_lead_to_their_sections_and_to_each_other(
     assert b"(notebooks/01_good.html)" in (rendered / "report.pdf").read_bytes(), (
         "the PDF leads there too"
     )
+
+
+def test_a_link_to_a_file_goes_on_from_where_the_notebook_was_executed() -> None:
+    origin = {"papermill": {"input_path": "/clone/notebooks/04.ipynb"}}
+    read = nbformat.v4.new_notebook(cells=[text("[a](study/a.py)")], metadata=origin)
+    page, _ = Numbers().preprocess(read, {"metadata": {"path": "/clone/report/build/notebooks"}})
+    assert page.cells[0].source == "[a](../../../notebooks/study/a.py)"
 
 
 def test_a_notebooks_page_shows_all_cells_and_code(rendered: Path) -> None:

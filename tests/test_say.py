@@ -69,7 +69,7 @@ def slowest(measured):
         ([[1.0]], {"repeats": "counted"}, "✓ counted", "holds (counted)"),
         ([[1.0], [9.0]], {"repeats": "same seeds"}, "✗ same seeds", "does not hold"),
         ([[None]], {}, "", "no recording has all of its numbers"),
-        ([], {}, "", "no recording has all of its numbers"),
+        ([], {}, "", "no recording has all of its cases"),
     ],
 )
 def test_a_claim_holds_is_contradicted_or_was_measured_once(stated, ms, options, count, text):
@@ -92,7 +92,7 @@ def test_numbers_are_the_newest_set_s_of_the_first_machine_and_others_follow(sta
     assert claim.summary() == (
         "H200: holds in 3 of 3 recordings: 3.0 ms [1.0–4.0]; "
         "H100: holds in 1 of 1 recording: 2.0 ms; "
-        "this machine: no recording has all of its numbers. First stated as “All are fast.”."
+        "this machine: no recording has all of its cases. First stated as “All are fast.”."
     )
     claim = stated(rows(ms), slowest, lead="H100")
     assert claim.sentence() == "The slowest takes 2.0 ms."

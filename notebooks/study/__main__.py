@@ -29,7 +29,8 @@ def main() -> None:
     """Read the command line and do what it says."""
     parser = argparse.ArgumentParser(prog="python -m study", description=__doc__.split("\n")[0])
     parser.add_argument("what", help=f"a topic ({', '.join(run.topics())}), or add")
-    parser.add_argument("settings", nargs="*", help="sizes as name=value; of add the files")
+    sizes = "sizes as name=value, lists of texts as 'name=[\"a\"]'; of add the files"
+    parser.add_argument("settings", nargs="*", help=sizes)
     parser.add_argument("--profile", default="quick", help="quick, or full for a large GPU")
     parser.add_argument("--into", default="", help="the recording that the rows go into")
     parser.add_argument("--only", type=Path, help="a file of the races that are measured")

@@ -127,7 +127,9 @@ def recordings() -> pd.DataFrame:
     (the hash of each file of code). What is not known of an old one is None.
     """
     here = os.environ.get(REPLAY) != "committed"
-    return pd.DataFrame(_recordings(paths.RECORDED, here=here).values())
+    known = _recordings(paths.RECORDED, here=here)
+    known |= _recordings(paths.results_dir(), here=here) if here else {}
+    return pd.DataFrame(known.values())
 
 
 def newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

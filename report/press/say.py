@@ -92,7 +92,8 @@ class Standing:
         if self.errors:
             return f"error in the claim: {'; '.join(self.errors)}"
         if not self.decided:
-            return "no recording has all of its numbers"
+            lacking = "numbers" if self.answers else "cases"
+            return f"no recording has all of its {lacking}"
         verb = "holds" if self.held else "does not hold"
         if self.machine == MACHINE:
             return f"{verb} in the published tables"

@@ -423,7 +423,7 @@ def _require_alike(rows: pd.DataFrame, keys: list[str], where: str, instead: str
         raise ValueError(
             f"rows that lie on one {where} differ in {', '.join(differing[:3])}: choose one of each"
         )
-    name = differing[0]
+    name = min(differing, key=lambda one: rows[one].nunique())  # one that others follow from
     values = [value for value in ordered_values(name, rows[name]) if value is not None]
     there = ", ".join(map(repr, values[:6])) + (", …" if values[6:] else "")
     raise ValueError(

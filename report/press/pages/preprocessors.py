@@ -15,6 +15,7 @@ from copy import deepcopy
 from functools import partial
 from io import BytesIO
 from itertools import chain, count
+from os.path import relpath
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -43,6 +44,7 @@ _LINK = re.compile(
     r"(?<!!)\[([^\]]*)\]\((?=[\w#.])([\w/.-]+\.ipynb)?(?:#([^)\s]+))?"
     r'( "\w+")?\)'  # a number's value: see `press.words`
 )
+_FILE = re.compile(r"(?<!!)(\[[^\]]*\]\()(?=[\w.])([\w/.-]+\.(?!ipynb)\w+)(?=\))")
 _PICTURE = re.compile(r"^!\[([^\]]*)\]\((?:\.\./)*figures/([\w-]+)\.svg\)[ ]*$", re.MULTILINE)
 _ANSWER = re.compile(r"<details>\s*<summary>(.*?)</summary>(.*?)</details>", re.DOTALL)
 
@@ -196,8 +198,9 @@ class Numbers(Preprocessor):
     A link `[picture above](#name)` finds a target of its own notebook first, then of any, and
     `[table](../report/sections/memory.ipynb#name)` one of that notebook, or its section. Words
     for readers of notebooks become "Figure 2"; a number's text stays. On the page of one notebook
-    a link to another keeps its words and leads to that one's page. A link that finds nothing is
-    only its words, and in the paper stands in the notebook's `dead`.
+    a link to another keeps its words and leads to that one's page; one to a file goes on from the
+    folder of the notebook that was executed. A link that finds nothing is only its words, and in
+    the paper stands in the notebook's `dead`.
     """
 
     def preprocess(self, nb: Any, resources: Any) -> Any:
@@ -213,12 +216,18 @@ class Numbers(Preprocessor):
             if press(cell).get("role") == "index":
                 cell.source = _index(nb)
         self._pages = None if paper else _neighbours(resources)  # of other notebooks
+        here = resources.get("metadata", {}).get("path")
+        was = nb.metadata.get("papermill", {}).get("input_path")
         self._dead: list[str] = []
         press(nb).dead = self._dead
         for cell in nb.cells:
             link = partial(self._linked, press(cell).get("study", ""))
             for holder, key, _ in markdown_of(cell):
                 holder[key] = _LINK.sub(link, holder[key])
+                if here and was and not paper:
+                    holder[key] = _FILE.sub(
+                        lambda m: m[1] + relpath(Path(was).parent / m[2], here), holder[key]
+                    )
         resources["anchors"] = sorted(self._titles)
         return nb, resources
 
