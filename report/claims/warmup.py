@@ -59,7 +59,8 @@ def later_step(rows: pd.DataFrame) -> tuple[dict, bool]:
     without at {longer:,d} of {sizes:,d} sizes. At `{model}` it is {worst:3×} the settled mean: a
     later step was slow there."""
     ways = rows[rows["direction"] == BOTH]
-    mean = ways.assign(n=ways["warmup_steps"].fillna(-1)).pivot_table("mean_ms", "model", "n")
+    mean = ways.assign(n=ways["warmup_steps"].astype(float).fillna(-1))
+    mean = mean.pivot_table("mean_ms", "model", "n")
     over = mean[1] / mean[-1]
     say = {"longer": (mean[1] > mean[0]).sum(), "sizes": len(mean), "model": over.idxmax()}
     return say | {"worst": over.max()}, say["longer"] > 0 and over.max() > 1.2

@@ -145,7 +145,8 @@ def points(
         for ax in axes[1:]:
             ax.sharex(axes[0])
     for ax, part in _each(axes, data, panel):
-        beside = {v: [n for n in names if n in set(rows_of[by])] for v, rows_of in part.groupby(y)}
+        rows_at = part.groupby(y, observed=True)
+        beside = {v: [n for n in names if n in set(rows_of[by])] for v, rows_of in rows_at}
         apart = min(0.7 / max(map(len, beside.values()), default=1), 0.18)
         for name, one in ((name, one) for name in names for one in sorted({*part["_card"]})):
             own = part[(part[by] == name) & (part["_card"] == one)]

@@ -350,10 +350,12 @@ def _joined(shown: pd.DataFrame, names: list[str]) -> pd.Series:
     """Several columns as one, whose values are in their order; without those that are missing."""
     if len(names) == 1:
         return shown[names[0]]
+    if not names:
+        return pd.Series(pd.Categorical(["none"] * len(shown)), shown.index)
     texts = [", ".join(text for text in line if text != "none") or "none"
              for line in shown[names].itertuples(index=False, name=None)]  # fmt: skip
     joined = pd.Series(texts, shown.index, dtype=object)
-    order = dict.fromkeys(joined.loc[shown.sort_values(names).index]) if names else {"none": None}
+    order = dict.fromkeys(joined.loc[shown.sort_values(names).index])
     return joined.astype(pd.CategoricalDtype(list(order), ordered=True))
 
 
