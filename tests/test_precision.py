@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from outcomes import outcome
-from study import precision, run, settings
+from study import precision, settings
 
 NEW = ("adds", "operation", "torch_setting", "product_shape")
 
@@ -55,17 +55,16 @@ def test_matmul_settings_are_put_back():
 def test_torch_sum_accumulates_wider_than_its_terms():
     figures = {
         c["provider"]: found["error_in_roundoffs"]
-        for c, found in measured("torch_sum", max_terms=20_000, seeds=2)
+        for c, found in measured("torch_sum", max_terms=20_000)
         if (c["dtype"], c["n_terms"]) == ("bf16", 20_000)
     }
     assert figures["torch.sum"] < 1 < 100 < figures["one by one"]
 
 
 def test_autocast_of_well_known_operations():
-    kinds = {c["provider"]: f["kind"] for c, f in measured("autocast") if c["dtype"] == "bf16"}
-    assert kinds["linear"] == kinds["matmul"] == "half"
-    assert kinds["relu"] == "follows its input"
-    assert kinds["x + fp32"] == "fp32, also without autocast"
+    kinds = {c["provider"]: figures["kind"] for c, figures in measured("autocast")}
+    assert kinds["linear"] == "half" and kinds["cross_entropy"] == "fp32"
+    assert kinds["silu"] == "follows its input"
 
 
 def test_linear_layers_err_by_their_sums_alone():
@@ -74,12 +73,6 @@ def test_linear_layers_err_by_their_sums_alone():
         if c["provider"] != "triton-tf32x3"
     ):  # fmt: skip
         assert figures["relative_error"] < 1e-6, case
-
-
-@pytest.mark.parametrize("shape", ["64", "64·x", "0·64", "64·64·64"])
-def test_a_text_that_is_no_shape_is_refused(shape):
-    with pytest.raises(run.SizesError, match="shape|flag_shapes"):
-        run.races("precision", flag_shapes=[shape])
 
 
 def test_a_row_is_compared_with_itself_alone_elsewhere_and_beside_others(monkeypatch):

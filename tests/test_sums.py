@@ -1,4 +1,4 @@
-"""Formats, rounding, sums and dot products, each against exact fractions or a plain loop."""
+"""Formats, rounding and sums, each against exact fractions or a plain loop."""
 
 import math
 from fractions import Fraction
@@ -74,7 +74,7 @@ def test_rounding_keeps_nan_and_overflows_to_infinity():
 def test_emulated_rounding_vs_exact_fractions(value: float, negative: bool, dtype: str):
     x = -value if negative else value
     got = sums.round_to(np.array([x], np.float32), dtype)[0]
-    assert Fraction(float(got)) == exact_rounding(x, sums.format_of(dtype).precision)
+    assert Fraction(float(got)) == exact_rounding(x, sums.FORMATS[dtype].precision)
 
 
 @settings(max_examples=200, deadline=None)
@@ -89,7 +89,7 @@ def test_fp16_rounding_vs_exact_fractions_with_subnormals(value: float):
 def test_nearest_vs_exact_fractions(value: float, dtype: str):
     if dtype == "fp16":
         value = max(value, 2.0**-14)
-    assert sums.nearest(value, dtype) == exact_rounding(value, sums.format_of(dtype).precision)
+    assert sums.nearest(value, dtype) == exact_rounding(value, sums.FORMATS[dtype].precision)
 
 
 def test_truncation_cuts_rounding_does_not():
@@ -98,12 +98,14 @@ def test_truncation_cuts_rounding_does_not():
     assert chopped.tolist() == [1 + 2**-23, -1.0]
 
 
-def test_exact_sums_survive_cancellation():
-    assert sums.exact_sums(np.array([[1.0], [1e100], [1.0], [-1e100]])) == [2.0]
+def test_errors_are_against_the_exact_sum():
+    terms = np.array([[1.0], [1e30], [1.0], [-1e30]], np.float32)
+    magnitude = 2.0 + 2 * float(terms[1, 0])
+    assert sums.relative_errors(np.float32([5.0]), terms) == [3.0 / magnitude]
 
 
 @pytest.mark.parametrize("dtype", ALL)
-@pytest.mark.parametrize("distribution", sums.DISTRIBUTIONS)
+@pytest.mark.parametrize("distribution", ["uniform", "normal"])
 def test_sequential_sum_vs_exact_loop(dtype: str, distribution: str, monkeypatch):
     monkeypatch.setattr(sums, "BLOCK", 400)  # which stagnation ends early, in bf16
     terms = sums.rounded_terms(distribution, 1500, 2, dtype)
@@ -112,17 +114,14 @@ def test_sequential_sum_vs_exact_loop(dtype: str, distribution: str, monkeypatch
 
 
 @pytest.mark.parametrize("dtype", ALL)
-def test_pairwise_and_kahan_beat_sequential(dtype: str):
+def test_pairwise_beats_sequential(dtype: str):
     terms = sums.rounded_terms("uniform", 3000, 3, dtype)
-    exact = sums.exact_sums(terms.astype(np.float64))
     errors = {
-        name: np.abs(method(terms, dtype) - exact).max() for name, method in sums.SUMS.items()
+        name: sums.relative_errors(method(terms, dtype), terms).max()
+        for name, method in sums.SUMS.items()
     }
-    assert errors["kahan"] < errors["sequential"] / 4
-    assert errors["pairwise"] < errors["sequential"]
-    u = sums.format_of(dtype).unit_roundoff
-    assert errors["kahan"] <= 2.5 * u * exact.max()
-    assert errors["sequential"] > 2.5 * u * exact.max()
+    u = sums.FORMATS[dtype].unit_roundoff
+    assert errors["pairwise"] < errors["sequential"] and errors["sequential"] > 2.5 * u
 
 
 @pytest.mark.parametrize("name", list(PUBLISHED))
@@ -135,75 +134,30 @@ def test_published_sum_is_reproduced_to_every_digit(name: str):
 @pytest.mark.parametrize("case", precision.four_sums(["cpu"]), ids=lambda c: c["provider"])
 def test_representation_and_accumulation_make_up_the_error(case: dict):
     name = case["provider"]
-    value = precision.four_sum(name, 1000).item()
+    value = Fraction(precision.four_sum(name, 1000).item())
     term = sums.nearest(Fraction(1, 100), precision.FOUR_SUMS[name][1])
-    representation, accumulated = precision.split_error(value, term, 1000)
-    assert representation + accumulated == Fraction(value) - 10
     figures = precision.measure_four_sum(case)
-    assert figures["representation_error"] == float(representation)
-    assert figures["accumulation_error"] == float(accumulated)
+    assert figures["error"] == float(value - 10)
+    assert figures["representation_error"] == float(1000 * (term - Fraction(1, 100)))
+    assert figures["accumulation_error"] == float(value - 1000 * term)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "tf32"])
 @pytest.mark.parametrize("text", ["0.01", "1"])
 def test_a_sum_stops_where_the_formula_says(dtype: str, text: str):
-    case = {"dtype": dtype, "term_text": text}
-    figures = precision.measure_stagnation(case)
+    figures = precision.measure_stagnation({"dtype": dtype, "term_text": text})
     term = float(sums.nearest(Fraction(text), dtype))
-    terms = np.full(figures["additions"] + 5, term)
+    terms = np.full(int(2 * figures["value"] / term), term)
     assert figures["value"] == figures["predicted_value"] == loop_sum(terms, dtype)
-    assert loop_sum(terms[: figures["additions"] - 1], dtype) < figures["value"]
 
 
 def test_growth_measures_what_its_case_says():
-    case = next(
-        c
-        for c in precision.growth(1000, 1000, 3)[::-1]
-        if (c["provider"], c["distribution"]) == ("sequential bf16", "uniform")
-    )
-    assert (case["method"], case["n_terms"]) == ("sequential", 1000)
-    figures = precision.measure_growth(case)
-    low, mid, high = (figures[f"relative_error{e}"] for e in ("_low", "", "_high"))
-    assert 0 < low <= mid <= high <= 1
-    assert figures["value"] < figures["exact"]  # a stagnating sum of positive terms is too small
+    case = precision.growth(1000)[-2]
+    assert (case["provider"], case["n_terms"]) == ("sequential bf16", 1000)
+    assert 0.4 < precision.measure_growth(case)["relative_error"] < 0.6  # it stops at 256 of 500
 
 
-@pytest.mark.parametrize("method", ["pairwise", "kahan"])
-def test_a_sum_beyond_fp16_is_an_overflow_not_an_error_figure(method: str):
+def test_a_sum_beyond_fp16_is_an_overflow_not_an_error_figure():
     case = {"dtype": "fp16", "distribution": "uniform", "n_terms": 150_000, "seeds": 1}
     with pytest.raises(Wrong, match="overflow"):
-        precision.measure_growth(case | {"method": method})
-
-
-# --- dot products --------------------------------------------------------------------------------
-
-
-def loop_dot(left: np.ndarray, right: np.ndarray, accumulator: str) -> float:
-    """Products and sums rounded exactly to the accumulator's format, one after another."""
-    total = Fraction(0)
-    for x, y in zip(left, right, strict=True):
-        product = sums.nearest(Fraction(float(x)) * Fraction(float(y)), accumulator)
-        total = sums.nearest(total + product, accumulator)
-    return float(total)
-
-
-@pytest.mark.parametrize("dtype", ALL)
-@pytest.mark.parametrize("wide", [True, False])
-def test_dot_vs_exact_loop(dtype: str, wide: bool):
-    accumulator = "fp32" if wide else dtype
-    left, right = (sums.round_to(v, dtype) for v in sums.operands("normal", 300, 2))
-    got = sums.dot(left, right, accumulator)
-    wanted = [loop_dot(a, b, accumulator) for a, b in zip(left.T, right.T, strict=True)]
-    assert [float(v) for v in got] == wanted
-
-
-def test_wide_accumulator_wins_and_errors_are_told_apart():
-    figures = {
-        c["accumulator"]: precision.measure_dot(c)
-        for c in precision.dots(1024, 5)
-        if (c["k"], c["distribution"], c["dtype"]) == (1024, "uniform", "bf16")
-    }
-    wide, same = figures["fp32"], figures["bf16"]
-    assert wide["relative_error"] < 1e-5 < same["relative_error"]
-    assert wide["representation_error"] == same["representation_error"] > wide["relative_error"]
-    assert wide["total_error"] < same["total_error"]
+        precision.measure_growth(case | {"method": "pairwise"})

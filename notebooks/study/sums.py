@@ -1,4 +1,4 @@
-"""Sums and dot products in fp32, TF32, fp16 and bf16, one rounded operation after another.
+"""Sums in fp32, TF32, fp16 and bf16, one rounded operation after another.
 
 A format has p bits of significand and the unit roundoff u = 2^-p: rounding to nearest changes a
 normal number x by at most u|x|. TF32 and bf16 values live in fp32 arrays, and each operation is
@@ -11,18 +11,13 @@ Sci. Comput. 41(5), 2019.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
 
-from fusedlib.bench.arguments import require_known
-from fusedlib.bench.turns import Figures
-
 CONSTANT = Fraction(1, 100)
-DISTRIBUTIONS = ("constant", "uniform", "normal")
 BLOCK = 4096  # terms that are added before a look whether the sum still moves
 
 
@@ -49,19 +44,13 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def format_of(name: str) -> Format:
-    """The format called `name`; ValueError with the known ones when there is none."""
-    require_known("number format", name, FORMATS)
-    return FORMATS[name]
-
-
 # --- rounding ------------------------------------------------------------------------------------
 
 
 def nearest(value: Fraction | float, name: str) -> Fraction:
     """Round one number exactly to the nearest of a format, ties to even, without an upper limit:
     the definition that the fast roundings are tested against."""
-    fmt, exact = format_of(name), Fraction(value)
+    fmt, exact = FORMATS[name], Fraction(value)
     if exact == 0:
         return exact
     size = abs(exact)
@@ -72,45 +61,20 @@ def nearest(value: Fraction | float, name: str) -> Fraction:
     return round(exact / spacing) * spacing  # Python rounds a Fraction's tie to even
 
 
-def rounder(name: str) -> Callable[[np.ndarray], None]:
-    """A function that rounds finite fp32 arrays in place."""
-    fmt = format_of(name)
-    if fmt.native is np.float32:
-        return lambda values: None
-    if fmt.native is np.float16:
-
-        def round_fp16(values: np.ndarray) -> None:
-            values[...] = values.astype(np.float16)
-
-        return round_fp16
-    dropped = 24 - fmt.precision
-    # Called once a term: arrays without a dimension, not numbers, take a third off its time.
-    shift, one, below_half, mask = (
-        np.array(constant, np.uint32)
-        for constant in (dropped, 1, (1 << (dropped - 1)) - 1, 0xFFFFFFFF ^ ((1 << dropped) - 1))
-    )
-
-    def round_bits(values: np.ndarray) -> None:
-        # Adding just under half a unit, plus one where the last kept bit is odd, carries exactly
-        # when the nearest neighbour, or on a tie the even one, lies above.
-        bits = values.view(np.uint32)
-        bits += (bits >> shift & one) + below_half
-        bits &= mask
-
-    return round_bits
-
-
 def round_to(values: np.ndarray, name: str) -> np.ndarray:
-    """An fp32 array rounded to a format, to nearest, ties to even; what overflows is infinite.
-
-    Raises:
-        ValueError: another dtype, since rounding twice is not rounding once.
-    """
-    if values.dtype != np.float32:
-        raise ValueError(f"round_to takes float32, got {values.dtype}: round constants by nearest")
-    rounded = values.copy()
-    with np.errstate(over="ignore", invalid="ignore"):
-        rounder(name)(rounded)
+    """An fp32 array rounded to a format, to nearest, ties to even; what overflows is infinite."""
+    fmt = FORMATS[name]
+    if fmt.native:
+        with np.errstate(over="ignore"):
+            return values.astype(fmt.native).astype(np.float32)
+    dropped = 24 - fmt.precision
+    shift, one, below_half, mask = (
+        np.uint32(n) for n in (dropped, 1, (1 << dropped - 1) - 1, 0xFFFFFFFF ^ (1 << dropped) - 1)
+    )
+    # Adding just under half a unit, plus one where the last kept bit is odd, carries exactly when
+    # the nearest neighbour, or on a tie the even one, lies above.
+    bits = values.view(np.uint32)
+    rounded = (bits + (bits >> shift & one) + below_half & mask).view(np.float32)
     return np.where(np.isfinite(values), rounded, values)
 
 
@@ -122,7 +86,7 @@ def stagnation_value(term: Fraction | float, name: str) -> float:
     one spacing and S is hit exactly.
     """
     fraction, exponent = math.frexp(term)
-    return 2.0 ** (format_of(name).precision + exponent - (fraction == 0.5))
+    return 2.0 ** (FORMATS[name].precision + exponent - (fraction == 0.5))
 
 
 # --- sums ----------------------------------------------------------------------------------------
@@ -131,7 +95,6 @@ def stagnation_value(term: Fraction | float, name: str) -> float:
 @lru_cache(maxsize=1)
 def draw(distribution: str, n_terms: int, seeds: int) -> np.ndarray:
     """Draw fp32 terms [n_terms, seeds], read-only; a seed gives the same stream for any n."""
-    require_known("distribution", distribution, DISTRIBUTIONS[1:])
     terms = np.empty((n_terms, seeds), np.float32)
     for seed in range(seeds):
         generator = np.random.default_rng(seed)
@@ -144,24 +107,19 @@ def draw(distribution: str, n_terms: int, seeds: int) -> np.ndarray:
 
 def rounded_terms(distribution: str, n_terms: int, seeds: int, dtype: str) -> np.ndarray:
     """The terms [n_terms, seeds] after rounding to the format, held in fp32."""
-    if distribution == "constant":  # rounded once from 1/100, not twice by way of fp32
-        return np.full((n_terms, 1), float(nearest(CONSTANT, dtype)), np.float32)
     return round_to(draw(distribution, n_terms, seeds), dtype)
 
 
 def running(total: np.ndarray, terms: np.ndarray, dtype: str) -> np.ndarray:
     """Every running sum [n, columns] of fp32-held terms added to `total` one after another, each
     addition rounded to `dtype`."""
-    if native := format_of(dtype).native:
+    if native := FORMATS[dtype].native:
         block = np.concatenate([total[None], terms]).astype(native)
         with np.errstate(over="ignore"):
             return np.add.accumulate(block, axis=0, dtype=native)[1:].astype(np.float32)
     sums = np.empty_like(terms)
-    round_in_place = rounder(dtype)
-    for term, grown in zip(terms, sums, strict=True):
-        np.add(total, term, grown)
-        round_in_place(grown)
-        total = grown
+    for at, term in enumerate(terms):
+        sums[at] = total = round_to(total + term, dtype)
     return sums
 
 
@@ -188,56 +146,15 @@ def pairwise(terms: np.ndarray, dtype: str) -> np.ndarray:
     return level[0]
 
 
-def kahan(terms: np.ndarray, dtype: str) -> np.ndarray:
-    """Kahan's compensated sum of fp32-held terms [n, columns], each of its four operations rounded
-    to `dtype`."""
-    total, correction = np.zeros((2, terms.shape[1]), np.float32)
-    round_in_place = rounder(dtype)
-    for row in terms:
-        addend = row - correction
-        round_in_place(addend)
-        grown = total + addend
-        round_in_place(grown)
-        correction = grown - total
-        round_in_place(correction)
-        correction -= addend
-        round_in_place(correction)
-        total = grown
-    return total
+SUMS = {"sequential": sequential, "pairwise": pairwise}
 
 
-SUMS = {"sequential": sequential, "pairwise": pairwise, "kahan": kahan}
-
-
-def operands(distribution: str, k: int, seeds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two fp32 arrays [k, seeds] of independent draws; a seed's first draws do not depend on k."""
-    both = draw(distribution, 2 * k, seeds)
-    return both[0::2], both[1::2]
-
-
-def dot(left: np.ndarray, right: np.ndarray, accumulator: str) -> np.ndarray:
-    """Sum the products of fp32-held [k, columns] one after another, products and sums rounded to
-    `accumulator`; no fused multiply-add."""
-    with np.errstate(over="ignore"):
-        products = round_to(left * right, accumulator)
-    return sequential(products, accumulator)
-
-
-# --- errors --------------------------------------------------------------------------------------
-
-
-def exact_sums(summands: np.ndarray) -> np.ndarray:
-    """Sums of float64 values [n, columns], each rounded once."""
-    return np.array([math.fsum(column) for column in summands.T])
-
-
-def error_figures(value: np.ndarray, exact: np.ndarray, magnitude: np.ndarray) -> Figures:
-    """Errors [samples] relative to the sum of magnitudes: their median and range."""
-    sizes = np.abs(np.asarray(value, np.float64) - exact) / magnitude
-    return {
-        "value": float(value[0]),
-        "exact": float(exact[0]),
-        "relative_error": float(np.median(sizes)),
-        "relative_error_low": float(sizes.min()),
-        "relative_error_high": float(sizes.max()),
-    }
+def relative_errors(value: np.ndarray, terms: np.ndarray) -> np.ndarray:
+    """Errors [columns] of sums of terms [n, columns], relative to the sums of magnitudes."""
+    columns = (column.astype(np.float64) for column in terms.T)
+    return np.array(
+        [
+            abs(float(v) - math.fsum(c)) / np.abs(c).sum()
+            for v, c in zip(value, columns, strict=True)
+        ]
+    )

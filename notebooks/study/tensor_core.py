@@ -9,12 +9,12 @@ sum over K on a CUDA GPU:
 - "cuBLAS": what torch.mm calls, with an fp32 result;
 - "IEEE fp32": fp32 multiply-adds, no tensor core;
 
-and two models, computed on the CPU, of an accumulator that takes several products at once: one that
-rounds their exact sum to fp32, and `aligned`, which cuts every summand off. Models of that kind:
-Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Comput. Sci.
-7:e330, 2021 (V100, T4, A100); Xie, Wang, Yang and Yang, "MMA-Sim: Bit-Accurate Reference Model of
-Tensor Cores and Matrix Cores", arXiv 2511.10909, 2025, and Khattak and Mikaitis, "Accurate Models
-of NVIDIA Tensor Cores", arXiv 2512.07004, 2025, both with Hopper's.
+and `aligned`, a model computed on the CPU, whose accumulator takes several products at once and
+cuts every summand off. Models of that kind: Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior
+of NVIDIA tensor cores", PeerJ Comput. Sci. 7:e330, 2021 (V100, T4, A100); Xie, Wang, Yang and Yang,
+"MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores", arXiv 2511.10909, 2025,
+and Khattak and Mikaitis, "Accurate Models of NVIDIA Tensor Cores", arXiv 2512.07004, 2025, both
+with Hopper's.
 """
 
 from functools import lru_cache
@@ -28,6 +28,7 @@ from fusedlib.bench.turns import Figures
 from study import settings, sums
 from study.cases import Case
 
+MODEL = "model: align and chop"
 SIZE = 128  # C is [SIZE, SIZE]: 16384 samples of the error
 MODEL_SIZE = 32
 CORNER = 16  # rows and columns of a measured C that are held against the model
@@ -55,19 +56,6 @@ def reference(distribution: str, dtype: str, k: int, size: int, device: str) -> 
     return left.double() @ right.double()
 
 
-def rounded(left: Tensor, right: Tensor, together: int) -> Tensor:
-    """A B where the exact sum of so many products and the accumulator is rounded to fp32.
-
-    float64 holds that sum almost exactly: what is left out is far below fp32's unit roundoff.
-    """
-    a, b = left.double().numpy(), right.double().numpy()
-    acc = np.zeros((a.shape[0], b.shape[1]))
-    for start in range(0, a.shape[1], together):
-        part = slice(start, start + together)
-        acc = (acc + a[:, part] @ b[part]).astype(np.float32).astype(np.float64)
-    return torch.from_numpy(acc)
-
-
 def aligned(left: Tensor, right: Tensor, together: int, extra_bits: int = EXTRA_BITS) -> Tensor:
     """A B as a tensor core adds: the accumulator and so many products are brought to the largest
     exponent among them, each is cut off `extra_bits` below fp32's last bit, and their sum is cut
@@ -84,9 +72,6 @@ def aligned(left: Tensor, right: Tensor, together: int, extra_bits: int = EXTRA_
         units = np.trunc(products / last[:, None]).sum(axis=1) + np.trunc(acc / last)
         acc = truncate_to_fp32(units * last)
     return torch.from_numpy(acc)
-
-
-MODELS = {"model: round to fp32": rounded, "model: align and chop": aligned}
 
 
 def truncate_to_fp32(values: np.ndarray) -> np.ndarray:
@@ -139,7 +124,7 @@ def available(case: Case) -> None:
 
 
 def measure(case: Case) -> Figures:
-    """One way of accumulating, with the share of elements that are the model's bit for bit; or one
+    """One way of accumulating, with the share of elements that are the model's bit for bit; or the
     model.
 
     Raises:
@@ -148,11 +133,11 @@ def measure(case: Case) -> Figures:
     available(case)
     way, device = case["provider"], case["device"]
     distribution, dtype, k = case["distribution"], case["dtype"], case["k"]
-    size = MODEL_SIZE if way in MODELS else SIZE
+    size = MODEL_SIZE if way == MODEL else SIZE
     left, right = operands(distribution, dtype, k, size, device)
     true = reference(distribution, dtype, k, size, device)
-    if way in MODELS:
-        return errors(MODELS[way](left, right, TOGETHER[dtype]), true)
+    if way == MODEL:
+        return errors(aligned(left, right, TOGETHER[dtype]), true)
     out = product(way, left, right)
     same = out[:CORNER, :CORNER].double().cpu() == corner(distribution, dtype, k, device)
     return errors(out, true) | {"modelled_share": float(same.double().mean())}
