@@ -987,6 +987,7 @@ def test_no_rounds_check_results_and_gradients_and_time_nothing(monkeypatch):
     assert bad.status == "wrong" and "d_x: norm error" in bad.reason
     _, first, second = str(comparison).splitlines()
     assert first.startswith("mine  ok      not timed") and "not timed" not in second
+    assert ";" in bad.reason and second.endswith(bad.reason.partition(";")[0]), "the first failure"
     assert comparison.rows["d_w_error"][0] < 1e-5 and "median_ms" not in comparison.rows
 
 

@@ -81,7 +81,7 @@ def test_a_claim_holds_is_contradicted_or_was_measured_once(stated, ms, options,
 
 def test_a_set_that_was_put_together_says_so(stated):
     claim = stated(rows({("H200", "assembled"): [1.0]}), slowest)
-    assert "H200: holds in 1 of 1 recording, assembled from several runs; " in claim.summary()
+    assert "H200: holds in 1 of 1 recording, assembled from several runs." in claim.summary()
 
 
 def test_numbers_are_the_newest_set_s_of_the_first_machine_and_others_follow(stated):
@@ -91,8 +91,7 @@ def test_numbers_are_the_newest_set_s_of_the_first_machine_and_others_follow(sta
     assert claim.numbers() == {"ms": "3.0 ms"}
     assert claim.summary() == (
         "H200: holds in 3 of 3 recordings: 3.0 ms [1.0–4.0]; "
-        "H100: holds in 1 of 1 recording: 2.0 ms; "
-        "this machine: no recording has all of its cases. First stated as “All are fast.”."
+        "H100: holds in 1 of 1 recording: 2.0 ms. First stated as “All are fast.”."
     )
     claim = stated(rows(ms), slowest, lead="H100")
     assert claim.sentence() == "The slowest takes 2.0 ms."
@@ -101,6 +100,27 @@ def test_numbers_are_the_newest_set_s_of_the_first_machine_and_others_follow(sta
     assert claim.numbers() == {"ms": "2.0 ms (H100)"}
     claim = stated(rows({("H200", "a"): [None]}), slowest)
     assert claim.sentence() == "The slowest takes —."
+
+
+def test_another_machine_s_numbers_stand_beside_the_sentence_s_own(stated):
+    def both(measured):
+        """It takes {least:2 ms} to {most:2 ms}."""
+        return {"least": measured["median_ms"].min(), "most": measured["median_ms"].max()}, True
+
+    ms = {("H200", "a"): [1.0, 4.0], ("H100", "a"): [3.0, 4.0], ("H100", "b"): [2.0, 4.0]}
+    assert stated(rows(ms), both).summary() == (
+        "H200: holds in 1 of 1 recording; "
+        "H100: holds in 2 of 2 recordings: 2.0 ms [2.0–3.0] instead of 1.0 ms."
+    )
+
+
+def test_what_repeats_by_nature_is_said_once_of_machines_that_say_the_same(stated):
+    ms = {("H200", "a"): [1.0], ("H100", "a"): [1.0]}
+    summary = stated(rows(ms), slowest, repeats="same seeds").summary()
+    assert summary == "H200 and H100: holds (same seeds)."
+    ms[("H100", "a")] = [2.0]
+    summary = stated(rows(ms), slowest, repeats="same seeds").summary()
+    assert summary == "H200: holds (same seeds); H100: holds (same seeds): 2.0 ms."
 
 
 def test_this_machine_answers_too(stated):

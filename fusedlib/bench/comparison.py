@@ -318,7 +318,7 @@ class _Problem(Problem):
         except RuntimeError as error:
             if self.seeded or not when or is_out_of_memory(error):
                 raise
-            raise Wrong(f"the reference fails {when}: {error}; {STRUCTURE}") from None
+            raise Wrong(f"the reference fails {when} ({STRUCTURE}): {error}") from None
         for name, own in found.baseline.items():
             true, roundoff = found.true[name], check.roundoff(self.kinds[name][1])
             sizes = true[true.isfinite()].double().abs()
@@ -477,22 +477,21 @@ class Line:
         return f"{self.name} ({LESS_ACCURATE})" if self.status == LESS_ACCURATE else self.name
 
     def cells(self) -> list[str]:
-        """The line as text; nothing is timed in no rounds."""
+        """The line as text, of the reason the first failure; nothing is timed in no rounds."""
         ms = self.ms and f"{self.ms.value:.4g} ({self.ms.low:.4g} to {self.ms.high:.4g})"
         speed = self.speed and f"{self.speed:.3g}{self.label.removeprefix(self.name)}"
         share = self.roofline and f"{self.roofline:.0%}"
         error = "" if self.error is None else f"{self.error:.2g}"
         if self.status in TIMED:
             ms = ms or "not timed"
-        return [
-            self.name, self.status, ms or "", error, speed or "", share or "", self.reason or ""
-        ]  # fmt: skip
+        reason = (self.reason or "").partition("; ")[0]
+        return [self.name, self.status, ms or "", error, speed or "", share or "", reason]
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """What `compare` gives: a table where it is printed, `rows` and `plot()`, which need pandas and
-    matplotlib of the extra `bench`.
+    """What `compare` gives: a table where it is printed, which has the first failure of a reason;
+    `rows`, with all of it, and `plot()`, which need pandas and matplotlib of the extra `bench`.
 
     Attributes:
         names: of the functions, the first of which is what others are compared with.

@@ -163,11 +163,19 @@ class Claim:
         return {name: f"{text}{whose}" for name, text in self._numbers(self.shown).items()}
 
     def summary(self) -> str:
-        """How it stands on every machine, with the numbers that differ, and what it first said."""
-        lines = []
-        for one in self.standings:
-            where = "" if one.machine == MACHINE else f"{_place(one.machine)}: "
-            lines.append(f"{where}{': '.join(filter(None, (one.text, self._further(one))))}")
+        """How it stands on every machine, with the numbers that differ, and what it first said.
+        This machine is left out where it answers nothing, and what repeats by nature is said once
+        for all machines that say the same of it."""
+        telling = [s for s in self.standings if s.decided or s.errors or _place(s.machine) != THIS]
+        places: dict[tuple[str, str], list[str]] = {}
+        for standing in telling or self.standings:
+            text = ": ".join(filter(None, (standing.text, self._further(standing))))
+            own = standing.machine if standing.repeats == MEASURED else ""
+            places.setdefault((text, own), []).append(_place(standing.machine))
+        lines = [
+            text if names == [MACHINE] else f"{' and '.join(names)}: {text}"
+            for (text, _), names in places.items()
+        ]
         first = f" First stated as “{self.first}”." if self.first else ""
         return f"{'; '.join(lines)}.{first}"
 
@@ -206,12 +214,12 @@ class Claim:
 
     def _further(self, standing: Standing) -> str:
         """Numbers of a machine that the sentence lacks: those with a range, and those that differ
-        from its own, such as "422 ms for 260 ms" where the sentence has 260 ms."""
+        from its own, such as "422 ms instead of 260 ms" where the sentence has 260 ms."""
         own, texts = self._numbers(self.shown), []
         for name, text in self._spreads(standing.machine).items():
             if text not in (own[name], MISSING):
                 alone = len(own) == 1 or text.partition(" [")[0] == own[name]
-                texts.append(text if alone else f"{text} for {own[name]}")
+                texts.append(text if alone else f"{text} instead of {own[name]}")
         return ", ".join(texts)
 
 
