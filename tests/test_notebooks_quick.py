@@ -52,7 +52,7 @@ def test_a_notebook_runs_and_shows_pictures(part, tmp_path):
     printed = "".join(o.get("text", "") for o in outputs) + str([o.get("data") for o in outputs])
     assert part.name != "01_kernel" or printed.count("wrong") >= 1, "a wrong mask was accepted"
     refused = printed.count("<td>wrong</td>")
-    assert part.name != "02_faster" or refused == 8, "the kernel, six cheats, the suspect"
+    assert part.name != "02_faster" or refused == 7, "the kernel and six cheats"
 
 
 def turned(part) -> dict[str, Any]:
