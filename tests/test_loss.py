@@ -92,6 +92,22 @@ def step(leaves: Named, target: Tensor, compute: Callable = linear_cross_entropy
 # --- numbers -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_ignored_tokens_are_left_out_of_the_products(device, reduction):
+    """Their NaN reaches nobody, and all others have what they have alone, bit for bit."""
+    leaves, target, _ = drawn(device, "float32")
+    counted = target != -100
+    with torch.no_grad():
+        leaves["hidden"][~counted] = torch.nan
+    alone = leaves | {"hidden": leaves["hidden"].detach()[counted].requires_grad_()}
+    with tuning.override(loss_skip_from=0):
+        loss, d_hidden, d_weight = step(leaves, target, reduction=reduction)
+        wanted = step(alone, target[counted], reduction=reduction)
+    assert not d_hidden[~counted].any() and not (reduction == "none" and loss[~counted].any())
+    loss = loss[counted] if reduction == "none" else loss
+    assert same([loss, d_hidden[counted], d_weight], wanted)
+
+
 def test_sums_over_many_chunks_are_fp32(device):
     """30 chunks of two tokens each, or 74 of seven: added up in bf16, d_W would err tens of times
     more.

@@ -12,6 +12,7 @@ widths of heads. The table is made for a library, because broken copies of it ar
 (`copied.py`).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -78,6 +79,7 @@ class Operation:
         refused: settings that are errors; `call` takes them in place of its own.
         dense: so are sparse and nested operands.
         public: checks its operands, and has registered operators; or part of a patched model.
+        watched: the numbers by which a call that is watched, or goes into a CUDA graph, computes.
         exceptions: laws that kernels do not keep, by a part of their name, and why. Plain PyTorch
             keeps them.
     """
@@ -103,6 +105,7 @@ class Operation:
     refused: tuple[dict[str, Any], ...] = ()
     dense: bool = False
     public: bool = True
+    watched: dict[str, Any] = field(default_factory=dict)
     exceptions: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -415,6 +418,15 @@ def loss(
     )  # fmt: skip
 
 
+def skipping(made: Operation) -> Operation:
+    """The same where ignored tokens are left out before the first product, at any size."""
+    always = {"loss_skip_from": 0}
+    return replace(
+        made, tuning=made.tuning | always, gpu_tuning=made.gpu_tuning | always,
+        watched={"loss_skip_from": math.inf},
+    )  # fmt: skip
+
+
 def with_accuracy(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """The mean loss, and how many of the targets have the largest logit."""
     hits, valid = (hidden @ weight.mT).argmax(-1) == target, target != -100
@@ -474,6 +486,8 @@ def operations(library: ModuleType) -> dict[str, Operation]:
         "mean loss": xent(EVERY, **ALL),
         "loss by token": xent(EVERY, **ALL, reduction="none", learns="token_weights"),
         "log_probs": log_probs(library, POLICY, **COOL),
+        "mean loss without ignored tokens": skipping(xent(EVERY, **ALL)),
+        "log_probs without ignored tokens": skipping(log_probs(library, POLICY, **COOL)),
     }  # fmt: skip
 
 
@@ -535,6 +549,7 @@ def more_calls(library: ModuleType) -> dict[str, Operation]:
         "tokens' weights that learn": xent(f"{PLAIN} token_weights", learns="token_weights"),
         "log_probs, plain": log_probs(library, "hidden weight tokens"),
         "log_probs, a token ignored": log_probs(library, "hidden weight tokens", ignore_index=2),
+        "loss by token without ignored ones": skipping(xent(EVERY, **ALL, reduction="none")),
         "loss and accuracy": replace(
             loss(library.linear_cross_entropy_and_accuracy, PLAIN, with_accuracy),
             outputs={"loss": "", "accuracy": ""}, dtypes=FP32, sizes={"t": 13, "h": 8, "v": 5},

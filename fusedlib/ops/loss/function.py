@@ -4,8 +4,11 @@ where the logits exist as a whole. `kernels` beside this has the formulas and er
 
 The products are torch.mm's, over chunks of tokens; in fp32 at torch's "highest", where it pays, of
 split factors (`ops.matmul.kernels`). Gradients are computed in forward, where the logits are, when
-one is wanted; backward multiplies them by the upstream scalar, in no time where that is 1. Nothing
-is read back to the host.
+one is wanted; backward multiplies them by the upstream scalar, in no time where that is 1.
+
+Ignored tokens are left out before the first product where that spares enough (`SKIP_FROM`). To
+know how many there are the host waits for the device, where a product is long, no CUDA graph is
+captured and no compiler traces; else nothing is read back to it.
 
 Losses by token have an upstream number each, so that their backward computes the logits again. Both
 passes go over slices of the vocabulary with all tokens; a slice's d_W and d_b are whole, and
@@ -49,6 +52,7 @@ from fusedlib import reference
 from fusedlib.compat import (
     assert_async,
     dispatch_mode_count,
+    is_capturing,
     is_transformed,
     retains_graph,
     saved_tensor_hooks,
@@ -88,6 +92,9 @@ ROWS = 128  # a chunk's rows are a multiple of a product's tile, if there are as
 BLOCK_BYTES, BLOCK_BYTES_BY_ARCHITECTURE, WARP_BYTES = 2**15, {100: 2**14}, 2**10
 SCALED_BLOCK, SCALED_WARPS = 4096, 8
 STATISTICS = 7  # of a token
+# FLOPs of a product that ignored tokens must have to be left out, 0.15 ms; of a product with ten
+# times as many the host asks. With 5 % ignored 1.1e12 in all took 6 % longer, 4.3e12 4 % less.
+SKIP_FROM = 1e11
 if INTERPRETED:
     BLOCK_BYTES, SCALED_BLOCK = 256, 64  # small enough that a test's row has several
 
@@ -128,7 +135,9 @@ def linear_cross_entropy(
             one of the device, as torch's own, which comes with a later call.
         bias: (vocabulary,).
         ignore_index: the target of tokens that have no loss and no gradient, also where the
-            gradient of the loss is infinite or NaN; of int64.
+            gradient of the loss is infinite or NaN; of int64. Where products are long theirs are
+            not computed: with half of 8192 tokens ignored both passes take half of the time (one
+            H200, 24.2 ms for 47.5 at hidden 4096 and 151936 classes, in half of the memory).
         label_smoothing: ε from 0 to 1, as torch's.
         z_loss: weight of the squared logsumexp.
         softcap: κ of logits κ tanh(logits / κ), as Gemma 2's; rounded to fp32 only.
@@ -234,7 +243,7 @@ def linear_log_probs(
         softcap: κ of logits κ tanh(logits / κ), as Gemma 2's; rounded to fp32 only.
         entropy: whether entropies are computed.
         ignore_index: the token of places whose log-probability and entropy are 0, with a gradient
-            of 0; of int64.
+            of 0; of int64. Long products of theirs are not computed, as by `linear_cross_entropy`.
 
     Returns:
         Log-probabilities and entropies in nats, (...) both, or None without entropies; fp32, or
@@ -259,15 +268,17 @@ def _prepare(
     _check(of_labels, hidden, weight, labels, bias, token_weights, class_weights)
     runs = has_kernels(hidden.device) and not is_transformed()
     runs = runs and not is_distributed(hidden, weight, bias)
-    return partial(_loss, checked_settings(*numbers), numbers[4], runs)
+    asks = eager and 2 * hidden.numel() * weight.shape[0] >= 10 * SKIP_FROM
+    return partial(_loss, checked_settings(*numbers), numbers[4], runs, asks)
 
 
 def _loss(
-    settings: Settings, reduction: str, runs: bool, hidden: Tensor, weight: Tensor, target: Tensor,
-    bias: Tensor | None, token_weights: Tensor | None, class_weights: Tensor | None,
+    settings: Settings, reduction: str, runs: bool, asks: bool, hidden: Tensor, weight: Tensor,
+    target: Tensor, bias: Tensor | None, token_weights: Tensor | None,
+    class_weights: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """The loss and, if they are wanted, the accuracy and the tokens' entropies, by the kernels if
-    they run.
+    they run. If it `asks` how many tokens count, enough others are left out.
     """
     hidden, weight, bias = cast_for_autocast(hidden, weight, bias)
     hidden, labels = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1).contiguous()
@@ -290,17 +301,32 @@ def _loss(
     has_graph = torch.is_grad_enabled()
     by_token = reduction == "none" or (has_graph and weights is not None and weights.requires_grad)
     runs = runs and hidden.dtype in KERNEL_DTYPES
-    if runs and not by_token:
-        wants = [has_graph and t is not None and t.requires_grad for t in (hidden, weight, bias)]
-        if settings.memory > 0:  # too little is an error of the call; else nobody asks how many
+    wants = [has_graph and t is not None and t.requires_grad for t in (hidden, weight, bias)]
+    if runs and settings.memory > 0:  # too little is an error of the call
+        if by_token:
+            slices(hidden.shape[0], weight, settings.memory)
+        else:
             plan(hidden.shape[0], weight, wants[1], settings.memory)
+    at: Tensor | None = None  # where the tokens are that count, if others are left out
+    if runs and asks and not (hidden.is_cuda and is_capturing()):
+        counted = valid.nonzero()[:, 0]
+        spared = 2 * (len(valid) - len(counted)) * weight.numel()
+        if spared > 0 and spared >= SKIP_FROM:
+            at = counted
+            hidden, labels = hidden.index_select(0, at), labels[at]
+    if runs and not by_token:
+        if at is not None and weights is not None:
+            weights = weights[at]
         operands = hidden, weight, bias, labels, by_class, weights, total
         loss, hits, *_ = LOSS(*operands, wants, *settings)
         return loss, hits.sum() / valid.sum() if settings.wants_hits else None, None
     if runs:
-        if settings.memory > 0:  # as there
-            slices(hidden.shape[0], weight, settings.memory)
         computed = LOSS_BY_TOKEN(hidden, weight, bias, labels, by_class, *settings)[:3]
+        if at is not None:  # of the others all is 0
+            computed = tuple(
+                None if one is None else one.new_zeros(len(valid)).index_copy(0, at, one)
+                for one in computed
+            )
     else:
         computed = reference.token_losses(
             hidden, weight, labels, bias=bias, class_weights=by_class, hits=settings.wants_hits,
