@@ -342,7 +342,7 @@ def test_an_error_that_is_missing_or_not_finite_is_the_largest():
     assert rows[["worst_gradient", "missed"]].iloc[3].isna().all()
 
 
-def test_steps_and_peaks_come_apart_into_figures_and_parts():
+def test_steps_and_peaks_come_apart_into_figures():
     step = {
         "provider": "fused-mlp",
         "experiment": "step",
@@ -356,8 +356,6 @@ def test_steps_and_peaks_come_apart_into_figures_and_parts():
     ]  # fmt: skip
     figures = llama.by_figure(rows[:1]).set_index("figure")["value"]
     assert figures.to_dict() == {"rate": 1000.0, "memory": 0.5}
-    parts = llama.by_part(rows).set_index("part")["part_gib"]
-    assert list(parts.index) == [*llama.PARTS] and parts["weights"] == 1.0
 
 
 @pytest.mark.gpu

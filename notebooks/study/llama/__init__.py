@@ -335,11 +335,3 @@ def by_figure(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of steps, one for the throughput and one for the memory: `figure`, and its `value`."""
     rate = rows.assign(figure="rate", value=rows["tokens_per_s"] / 1e3)
     return pd.concat([rate, rows.assign(figure="memory", value=rows["activations_gib"])])
-
-
-def by_part(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of each row of "memory" one for each part of the peak: `part`, and `part_gib`."""
-    peaks = rows[rows["experiment"] == "memory"]
-    return pd.concat(
-        [peaks.assign(part=name, part_gib=peaks[f"peak_{name}_mib"] / 1024) for name in PARTS]
-    )
