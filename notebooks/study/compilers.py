@@ -230,13 +230,21 @@ def least_ms(row: Mapping[str, Any], peak: Mapping[str, float]) -> float:
 
 
 def by_iteration(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row a step of each training with changing lengths: `iteration`, and `elapsed_s` by then."""
+    """A row a step of each training with changing lengths: `iteration`, its `length` and `step_ms`,
+    and `behind_s`, how much longer all steps until then took than Hugging Face's."""
     ran = rows[(rows["experiment"] == "dynamic") & rows["samples_ms"].notna()]
-    steps = ran.assign(
-        iteration=[range(1, len(ms) + 1) for ms in ran["samples_ms"]],
-        elapsed_s=[list(np.cumsum(ms) / 1e3) for ms in ran["samples_ms"]],
+    each_step = {
+        "iteration": [range(1, len(ms) + 1) for ms in ran["samples_ms"]],
+        "length": [n[: len(ms)] for n, ms in zip(ran["lengths"], ran["samples_ms"], strict=True)],
+        "step_ms": ran["samples_ms"],
+    }
+    steps = ran[["machine", "provider"]].assign(**each_step).explode([*each_step])
+    steps = steps.astype({"iteration": int, "length": int, "step_ms": float}).reset_index(drop=True)
+    elapsed = steps.groupby(["machine", "provider"])["step_ms"].cumsum() / 1e3
+    at = [steps["machine"], steps["iteration"]]
+    return steps.assign(
+        behind_s=elapsed - elapsed.where(steps["provider"] == BASELINE).groupby(at).transform("max")
     )
-    return steps.explode(["iteration", "elapsed_s"]).astype({"iteration": int, "elapsed_s": float})
 
 
 def from_tables(published: pd.DataFrame) -> pd.DataFrame:
