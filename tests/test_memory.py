@@ -12,7 +12,7 @@ from fusedlib import reference
 from fusedlib.bench.attempt import Attempt
 from fusedlib.ops.mlp import function as functional
 from study import calculator, ledger, memory, mlp, paths, rivals
-from study.allocator import OF_PASS, kept, passed, peak, watching
+from study.allocator import OF_PASS, kept, mib_of, passed, peak, watching
 from study.lean import LeanMLP
 from study.ledger import LEDGERS, D, W
 from study.mlp import MODULE, PLAIN_PATH, TASK, SwiGLUProblem, draw
@@ -116,6 +116,27 @@ def test_what_is_kept_and_the_peak_of_work_on_a_host_are_those_of_its_tensors():
         return torch.empty(1 << 18)
 
     assert peak(work, "cpu") == 4.0
+
+
+def test_what_a_backward_leaves_behind_is_no_gradient():
+    left = []
+
+    class Leaves(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w)
+            return x @ w.T
+
+        @staticmethod
+        def backward(ctx, dy):
+            x, w = ctx.saved_tensors
+            left.append(torch.ones(64, 1024))
+            return dy @ w, dy.T @ x
+
+    x, w = (torch.randn(64, 128, requires_grad=True) for _ in range(2))
+    held = passed(lambda: Leaves.apply(x, w), torch.ones(64, 64)).figures()
+    assert held["gradients_mib"] == mib_of([x.grad, w.grad]) == 0.0625
+    assert held["peak_gradients_mib"] <= 0.0625 and held["peak_temporaries_mib"] >= 0.25
 
 
 # --- who is measured -----------------------------------------------------------------------------

@@ -114,6 +114,17 @@ def addresses_of(tensors: Iterable[Tensor]) -> set[int]:
     return {t.untyped_storage().data_ptr() for t in tensors}
 
 
+def leaves_of(y: Tensor) -> list[Tensor]:
+    """The tensors to whose `.grad` a backward pass of y adds."""
+    seen, waiting = set(), [y.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [function for function, _ in node.next_functions]
+    return [node.variable for node in seen if node.name() == "torch::autograd::AccumulateGrad"]
+
+
 def mib_of(tensors: Iterable[Tensor | None]) -> float:
     """MiB of those that are tensors."""
     return sum(t.nbytes for t in tensors if t is not None) / MIB
@@ -123,9 +134,9 @@ def mib_of(tensors: Iterable[Tensor | None]) -> float:
 class Pass:
     """The blocks of one forward and backward, and the event at which the forward was done.
 
-    A block that outlives the forward is saved (or y), one of the backward that outlives it is a
-    gradient, all else is temporary. `handed_out` are the bytes that CUDA's allocator itself counts
-    over those before, after the forward and at the peak; None elsewhere.
+    A block that outlives the forward is saved (or y), one in which a leaf's gradient lies at the
+    end of the backward is a gradient, all else is temporary. `handed_out` are the bytes that CUDA's
+    allocator itself counts over those before, after the forward and at the peak; None elsewhere.
     """
 
     blocks: list["Block"]
@@ -177,15 +188,16 @@ def passed(forward: Callable[[], Tensor], dy: Tensor) -> Pass:
     with profiled(dy.device) as watch:
         y = forward()
         watch.mark("forward")
-        address = y.untyped_storage().data_ptr()
+        address, leaves = y.untyped_storage().data_ptr(), leaves_of(y)
         after = torch.cuda.memory_allocated() if dy.is_cuda else 0
         y.backward(dy)
     most = torch.cuda.max_memory_allocated() if dy.is_cuda else 0
     every, done = blocks(watch.history), watch.history.moments["forward"]
+    gradients = addresses_of(leaf.grad for leaf in leaves if leaf.grad is not None)
     for block in every:
         if block.lives(done):
             block.category = "output" if block.address == address else "saved"
-        elif block.start >= done and block.end is None:
+        elif block.start >= done and block.end is None and block.address in gradients:
             block.category = "gradients"
     counts = (after - base, most - base) if dy.is_cuda else None
     return Pass(every, len(watch.history.changes), done, counts)
