@@ -31,7 +31,7 @@ def outputs_of(part, tmp_path, values: dict[str, Any]):
 
 def require_pictures(part, outputs) -> None:
     pictures = sum("image/svg+xml" in o.get("data", {}) for o in outputs)
-    assert pictures >= (1 if part.name == "00_tour" else 2), "that one has a table"
+    assert pictures >= (0 if part.name == "00_tour" else 2), "that one has a table"
 
 
 def require_honest_rows(folder) -> None:

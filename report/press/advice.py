@@ -16,8 +16,6 @@ Task = Literal["training", "inference", "long context", "memory"]
 UNRIVALLED = ("products", "copy", "float64")
 """Providers that compute a part of the work: no advice, however fast."""
 WHO = ("this setting", "best other", "compiled too")
-CLOSE = 0.98
-"""A factor of at least as much of the highest is bold: less apart, one session tells little."""
 NEWEST = "2026-11-28"
 """From when on the recorded code of fusedlib is the release's."""
 
@@ -58,8 +56,10 @@ MLP = "experiment == 'race' and dtype == 'bfloat16' and group"
 LARGE_FP32 = f"group == 'large fp32' and launch == 'python' and {BOTH_PASSES}"
 LLAMA = "experiment == 'step' and dtype == 'bfloat16' and group"
 CAUSAL = f"experiment == 'race' and head_dim == 64 and context_length >= 4096 and {BOTH_PASSES}"
+HALF = f"{CAUSAL} and dtype == 'bfloat16'"
 CHECKPOINT = "experiment == 'checkpoint' and context_length == 2944 and precision == 'bf16'"
-SHAPE, STEP, CONTEXT = ("tokens", "hidden_size"), ("model", "tokens"), ("context_length",)
+SHAPE, STEP = ("tokens", "hidden_size"), ("model", "tokens")
+CONTEXT = ("context_length", "head_dim")
 SIZES = {
     "tokens": "{} tokens", "hidden_size": "hidden {}", "context_length": "{} tokens a sequence",
     "batch_size": "{} sequences", "head_dim": "heads {} wide",
@@ -90,22 +90,9 @@ SETTINGS = (
     ),
     Setting(
         "training", "bf16", "two GPUs, FSDP2", "`apply_to(model)` before `fully_shard`",
-        "Hugging Face's", "compilers",
+        "Hugging Face's, recorded hours earlier; gradients or weights shared", "compilers",
         "work in ['distributed fsdp2-2', 'distributed fsdp2-3'] and processes == 2",
         "fused", "huggingface", ("08_model", "or nothing"), ("model",),
-    ),
-    Setting(
-        "training", "bf16", "weights in the CPU's memory",
-        "`apply_to(model)`, and time it",
-        "Hugging Face's; three steps of each", "llama",
-        "experiment == 'distributed' and strategy in ['offload', 'offload-throttled']",
-        "fused", "huggingface", ("08_model", "or nothing"), ("batch_size", "context_length"),
-    ),
-    Setting(
-        "training", "bf16", "a Llama that torch.compile slows",
-        "`apply_to(model)`, or `layer.compile()` for each layer, not both", "the eager step",
-        "compilers", "work == 'training sgd'", "fused", "huggingface",
-        ("07_compilers", "A mask that nobody asked for"), ("model",),
     ),
     Setting(
         "training", "bf16", "a SwiGLU MLP, many tokens", PACKED,
@@ -119,19 +106,17 @@ SETTINGS = (
         "fused", "eager", ("03_clock", "Who sets the pace?"), SHAPE,
     ),
     Setting(
-        "training", "bf16", "a SwiGLU MLP in a CUDA graph", PACKED, "PyTorch's MLP", "kernels",
-        f"{MLP} == 'sweep' and hidden_size <= 4096 and launch == 'graph' and {BOTH_PASSES}",
-        "fused", "eager", ("03_clock", "Who sets the pace?"), SHAPE,
-    ),
-    Setting(
         "training", "bf16", "autocast, and the GPU waits", "`compile(model)`",
-        "the eager step; of 2.7b the GPU does not wait", "end_to_end",
-        "experiment == 'model' and precision == 'bf16 autocast' and model != '2.7b'",
-        "inductor", "eager", ("03_clock", "Whole models"), ("model", "context_length"),
-        "step_median_ms",
+        "the eager step of another session; of 2.7b the GPU does not wait", "end_to_end",
+        "precision == 'bf16 autocast' and model != '2.7b' and context_length == 256 and "
+        "attention == 'plain' and (experiment == 'model' and provider == 'inductor' or "
+        "experiment == 'step' and provider == 'eager')",
+        "model", "step", ("03_clock", "Whole models"), ("model", "context_length"),
+        "step_median_ms", "experiment",
     ),
     Setting(
-        "training", "bf16", "AdamW's update", "`AdamW(parameters, fused=True)`", "the default",
+        "training", "fp32", "AdamW's update", "`AdamW(parameters, fused=True)`",
+        "the default, `foreach`; weights are fp32 under autocast, too",
         "end_to_end", "experiment == 'optimizer' and model == '2.7b'", "fused", "foreach",
         ("04_memory", "A whole step"), ("model",), "optimizer_median_ms", "optimizer",
     ),
@@ -139,7 +124,7 @@ SETTINGS = (
         "training", "fp32", "a large model, and bf16 will do",
         '`with autocast("cuda", bfloat16):`', "the step in fp32, without TF32", "end_to_end",
         "experiment == 'step' and attention == 'plain' and model in ['large', 'xl', '2.7b'] "
-        "and context_length >= 256",
+        "and context_length == 256",
         "bf16 autocast", "fp32", ("03_clock", "Whole models"), ("model", "context_length"),
         "step_median_ms", "precision",
     ),
@@ -155,18 +140,15 @@ SETTINGS = (
         ("05_precision", "fp32 products"), SHAPE,
     ),
     Setting(
-        "training", "fp32", "a Llama, and fp32 must stay", "`apply_to(model)`", "Hugging Face's",
-        "llama", "experiment == 'fp32' and precision == 'highest'", "fused", "huggingface",
-        ("llama", "One line"), ("model", "tokens"),
-    ),
-    Setting(
         "inference", "bf16", "a Llama, one token at a time",
-        '`compile(model, mode="max-autotune")`, and a static cache', "eager", "compilers",
+        '`compile(model, mode="max-autotune")`, and a static cache',
+        "Hugging Face's, the median of its sessions", "compilers",
         "work == 'inference'", "inductor-graphs-searched", "huggingface",
         ("07_compilers", "After how many calls"), ("model",),
     ),
     Setting(
-        "inference", "bf16", "a Llama, whole sequences", "`apply_to(model)`", "Hugging Face's",
+        "inference", "bf16", "a Llama, whole sequences", "`apply_to(model)`",
+        "Hugging Face's, the median of its sessions",
         "compilers", "work == 'forward'", "fused", "huggingface",
         ("07_compilers", "After how many calls"), ("model", "context_length"),
     ),
@@ -180,20 +162,26 @@ SETTINGS = (
         "long context", "bf16", "attention of your own lines",
         "`SDPA(q, k, v, is_causal=True)`",
         "plain attention (SDPA by cuDNN); FlashAttention-3 not run", "attention",
-        f"{CAUSAL} and dtype == 'bfloat16' and grid == 'course'",
+        f"{HALF} and grid == 'course'",
         "cudnn", "plain", ("06_attention", "Time"), CONTEXT,
     ),
     Setting(
-        "long context", "bf16", "SDPA, and its flash backend runs",
+        "long context", "bf16", "SDPA's flash, to 8,192 tokens",
         "`with sdpa_kernel(CUDNN_ATTENTION):`", "SDPA's flash; FlashAttention-3 not run",
-        "attention", f"{CAUSAL} and dtype == 'bfloat16'", "cudnn", "flash",
+        "attention", f"{HALF} and context_length <= 8192", "cudnn", "flash",
+        ("06_attention", "Time"), CONTEXT,
+    ),
+    Setting(
+        "long context", "bf16", "SDPA's flash, from 16,384 tokens",
+        "FlashAttention-4", "SDPA's flash; FlashAttention-3 not run",
+        "attention", f"{HALF} and context_length >= 16384", "flash-4", "flash",
         ("06_attention", "Time"), CONTEXT,
     ),
     Setting(
         "long context", "bf16", "SDPA with a causal mask as a tensor",
         "`is_causal=True`, no mask", "the mask tensor", "attention",
         "experiment == 'call' and launch == 'graph'", "causal-flag", "mask-tensor",
-        ("06_attention", "Which kernel runs?"), ("context_length", "head_dim"),
+        ("06_attention", "Which kernel runs?"), CONTEXT,
     ),
     Setting(
         "long context", "fp32", "attention in fp32",
@@ -210,22 +198,17 @@ SETTINGS = (
     ),
     Setting(
         "memory", "bf16", "a deep stack of MLPs", '`SwiGLUMLP(hidden, inner, save="input")`',
-        "PyTorch's memory a layer", "memory",
+        "PyTorch's memory a layer; two of its products run again, untimed", "memory",
         "experiment == 'stack' and held and layers == 16 and dtype == 'bfloat16'",
         "fused-input", "eager", ("04_memory", "Stacks"), SHAPE, "layer_mib",
     ),
     Setting(
         "memory", "bf16", "activations that do not fit",
         "`checkpoint(block, x, use_reentrant=False)`, every block",
-        "what is held without, weights and gradients aside", "model_memory", CHECKPOINT,
+        "what is held without, weights and gradients aside; a third more time",
+        "model_memory", CHECKPOINT,
         "segments 1", "none 0", ("04_memory", "Checkpoints"), ("model", "context_length"),
         "peak_gib",
-    ),
-    Setting(
-        "memory", "bf16", "time for these checkpoints",
-        "`checkpoint(block, x, use_reentrant=False)`, every block", "the time without",
-        "model_memory", f"{CHECKPOINT} and provider in ['none 0', 'segments 1']",
-        "segments 1", "none 0", ("04_memory", "Checkpoints"), ("model", "context_length"),
     ),
 )  # fmt: skip
 
@@ -239,22 +222,27 @@ def setting(have: str, task: str) -> Setting:
 def compared(one: Setting) -> pd.DataFrame:
     """A row a case and who is compared: `ratio`, times as fast or as small as `one.over`.
 
-    Of a column that is not the provider the newest set of recordings that has both values counts,
-    and its times are divided.
+    Compilers had a session each, with a baseline that drifts: there all are beside the median of
+    baselines. Of a column that is not the provider the newest set of recordings that has both
+    values counts, and its times are divided.
     """
     if one.by == "provider":
-        rows = load(one.topic).query(one.where)
-        rows = ratio(rows, over=one.over, value=one.value)
+        known = load(one.topic).query(one.where)
+        rows = ratio(known, over=one.over, value=one.value)
+        if one.topic == "compilers":
+            keys = ["machine", "work"]
+            base = known[known["provider"] == one.over].groupby(keys)["call_ms"].median()
+            rows = rows.join(base.rename("base_ms"), on=keys)
+            return rows.assign(ratio=rows["base_ms"] / rows["call_ms"])
         return rows.assign(ratio=1 / rows["ratio"]) if one.value == "largest" else rows
     rows = load(one.topic, sessions=True).query(f"({one.where}) and status == 'ok'")
     keys = ["machine", *one.sizes, "shape"] if "shape" in rows else ["machine", *one.sizes]
     ends = rows.assign(last=rows["measured_at"]).pivot_table("last", "set", one.by, "max")
-    wide = rows.pivot_table(one.value, [*keys, "set"], one.by, "median")[
-        [one.of, one.over]
-    ].dropna()
-    wide = wide.reset_index().assign(last=lambda rows: rows["set"].map(ends[one.of]))
-    wide = wide.sort_values("last").drop_duplicates(keys, keep="last")
-    return wide.assign(ratio=wide[one.over] / wide[one.of], provider=one.of)
+    wide = rows.pivot_table(one.value, [*keys, "set"], one.by, "median")[[one.of, one.over]]
+    wide = wide.set_axis(["of", "over"], axis=1).dropna().reset_index()
+    wide = wide.assign(last=wide["set"].map(ends[one.of])).sort_values("last")
+    wide = wide.drop_duplicates(keys, keep="last")
+    return wide.assign(ratio=wide["over"] / wide["of"], provider=one.of)
 
 
 def _best(rows: pd.DataFrame, one: Setting, who: str) -> pd.DataFrame:
@@ -282,7 +270,7 @@ def factors() -> pd.DataFrame:
 
     Columns: those of `Setting`, `machine`, `who` (one of `WHO`), `provider`, `factor`, the median
     over `cases`, its ends `low` and `high`, `absolute`, ms or how many fit where there is one case,
-    `day` of fusedlib's rows that are older than `NEWEST`, and `at`, the sizes in words. A setting
+    `old`, whether fusedlib's rows are older than `NEWEST`, and `at`, the sizes in words. A setting
     that a machine has not measured has a line without a factor.
     """
     lines = []
@@ -302,7 +290,7 @@ def factors() -> pd.DataFrame:
                     lines.append(
                         one._asdict() | {"machine": machine, "who": who, "provider": name}
                         | ends | {"cases": len(given), "at": _at(ours, one.sizes)}
-                        | {"absolute": _absolute(given, one), "day": _day(given, one)}
+                        | {"absolute": _absolute(given, one), "old": _old(given, one)}
                     )  # fmt: skip
     return pd.DataFrame(lines)
 
@@ -318,12 +306,10 @@ def _absolute(rows: pd.DataFrame, one: Setting) -> str:
     return formatted(ms, "3 ms") if one.value.endswith("median_ms") else ""
 
 
-def _day(rows: pd.DataFrame, one: Setting) -> str:
-    """When fusedlib's rows began that are of older code."""
-    if one.by != "provider" or rows.empty or not str(rows["provider"].iloc[0]).startswith("fused"):
-        return ""
-    began = pd.to_datetime(rows["began"].astype(str).str[:10].min())
-    return f"{began:%-d %B}" if began < pd.Timestamp(NEWEST) else ""
+def _old(rows: pd.DataFrame, one: Setting) -> bool:
+    """Whether these are fusedlib's, and of older code than the release's."""
+    ours = one.by == "provider" and rows["provider"].astype(str).str.startswith("fused").any()
+    return bool(ours and rows["began"].astype(str).min() < NEWEST)
 
 
 def _at(rows: pd.DataFrame, sizes: tuple[str, ...]) -> str:
@@ -370,14 +356,14 @@ def table(rows: pd.DataFrame) -> Any:
 
 
 def _cell(line: pd.DataFrame, most: int) -> str:
-    """What a setting gives on a card, then the others; the highest and what is near are bold."""
-    said, highest = [], line["factor"].max()
+    """What a setting gives on a card, then the others."""
+    said = []
     for one in line.dropna(subset=["factor"]).to_dict("records"):
         text = formatted((one["low"], one["high"]), "3×")
-        text = f"**{text}**" if len(line) > 1 and one["factor"] >= CLOSE * highest else text
         own = one["who"] == WHO[0]
         few = f"{one['cases']} of {most} sizes" if own and one["cases"] < most else ""
-        text = ", ".join(filter(None, [text, one["absolute"], few, one["day"]]))
+        old = "older code" if one["old"] else ""
+        text = ", ".join(filter(None, [text, one["absolute"], few, old]))
         said.append(text if own else f"{read('provider', one['provider'])} {text}")
     return " · ".join(said) or MISSING
 
