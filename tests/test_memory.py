@@ -190,6 +190,8 @@ def test_the_calculator_gives_the_four_parts_of_every_recorded_model_within_a_th
         if row["mode"] == "forward":
             saved = [n for n in row if re.fullmatch(r"saved_\w+_bytes", n)]
             measured["activations"] = sum(row[n] for n in saved if row[n] == row[n])
+            there = counted["weights"] + counted["activations"]
+            assert there == pytest.approx(row["asked_gib"], rel=1e-2), "all but the logits"
         for part, nbytes in measured.items():
             seen.add((part, row["precision"], attention))
             assert nbytes / 2**30 == pytest.approx(counted[part], rel=1e-3), (part, row["mode"])

@@ -76,12 +76,13 @@ def memory_by_tokens(measured: Rows) -> bool:
 
 
 def a_sixteenth_above_with_as_many(measured: Rows) -> bool:
-    """Above Liger and torch.compile; with a quarter, beside Liger, nearly the same."""
-    bf16 = of(measured, experiment="step", dtype="bfloat16", hidden_size=4096)
-    table = bf16.pivot_table("peak_mib", SHAPE, "provider", "median")
+    """Above Liger and torch.compile; with half or a quarter level or lower."""
+    bf16 = of(measured, experiment="step", dtype="bfloat16")
+    bf16 = bf16.assign(over=bf16["tokens"] / bf16["hidden_size"])
+    table = bf16.pivot_table("peak_mib", ["over", *SHAPE], "provider", "median")
     over = table[["liger", "inductor"]].rdiv(table["fused"], axis=0).stack().dropna() - 1
-    alike, few = over.loc[4096], over.loc[1024]
-    return len(alike) == 3 and alike.between(0.05, 0.07).all() and few.abs().max() < 0.03
+    alike, few = over.loc[1], over.loc[0.25:0.5]
+    return len(alike) == 3 and alike.between(0.05, 0.07).all() and few.between(-0.05, 0).all()
 
 
 def lowest_with_four_times_as_many(measured: Rows) -> bool:
@@ -97,22 +98,20 @@ def x_alone_lowers_no_peak(measured: Rows) -> bool:
 
 
 def half_the_plan_for_half_the_price(measured: Rows) -> bool:
-    plans = of(measured, experiment="checkpoint", context_length=2944, precision="bf16")
-    peak, ratio = (plans.groupby("plan_name")[name].median() for name in ("peak_mib", "ratio"))
-    given = (peak["no checkpoint"] - peak["first 16 blocks"]) / (
-        peak["no checkpoint"] - peak["every block"]
-    )
-    price = (ratio["first 16 blocks"] - 1) / (ratio["every block"] - 1)
-    return bool(0.4 < given < 0.6 and 0.4 < price < 0.6)
+    plans = of(measured, experiment="checkpoint", precision="bf16")
+    plans = plans[plans["ratio"].notna()].set_index(["context_length", "plan_name"])
+    peak, ratio = plans["peak_mib"].unstack(), plans["ratio"].unstack()
+    first, every = "first 16 blocks", "every block"
+    back = peak.rsub(peak["no checkpoint"], axis=0)
+    halves = [back[first] / back[every], (ratio[first] - 1) / (ratio[every] - 1)]
+    return len(peak) > 0 and all(half.between(0.4, 0.6).all() for half in halves)
 
 
 def reserve_up_to_a_sixth(measured: Rows) -> bool:
-    """Of a step's reserve above its count; and all of them ran AdamW's form foreach."""
+    """Of a step's reserve above its count."""
     steps = of(measured, mode="step", device="cuda")
     above = steps["reserved_peak_mib"] / 1024 / steps["counted_gib"] - 1
-    lists = steps["peak_in_step_mib"] / 1024 / steps["counted_gib"]
-    return bool(len(above) > 11 and above.between(0.03, 1 / 6).all() and above.max() > 0.155
-                and lists.between(0.99, 1.02).all())  # fmt: skip
+    return bool(len(above) > 11 and above.between(0.03, 1 / 6).all() and above.max() > 0.155)
 
 
 def called(measured: Rows, launch: str = "graph") -> pd.DataFrame:
@@ -878,22 +877,19 @@ SAID = [
      BOTH, attention_memory),
     ("model_memory", "one block is best in bf16, two under autocast", ["nvidia-h100"],
      checkpoints),
-    ("04_memory/memory", "With as many it is about a sixteenth above both, with a quarter nearly "
-     "the same", BOTH, a_sixteenth_above_with_as_many),
+    ("04_memory/memory", "With as many it is about a sixteenth above them; with half or a quarter "
+     "it is level with them or a little lower", BOTH, a_sixteenth_above_with_as_many),
     ("04_memory/memory", "with four times as many tokens as the hidden size fusedlib's peak is the "
      "lowest", BOTH, lowest_with_four_times_as_many),
     ("04_memory/memory", "At all these shapes that lowers its peak by nothing", BOTH,
      x_alone_lowers_no_peak),
     ("04_memory/model_memory", "up to a sixth above the count", BOTH, reserve_up_to_a_sixth),
-    ("04_memory/model_memory", "Recorded steps of `2.7b` at the default of the knobs, all with "
-     "`foreach`", BOTH, reserve_up_to_a_sixth),
     ("model_memory", "the allocator's reserve is up to a sixth above the count", BOTH,
      reserve_up_to_a_sixth),
-    ("04_memory/model_memory", "So checkpoint each block by itself, and only as many as needed: "
-     "the first 16 give back about half of the memory, for about half of what all of them cost in "
-     "time", BOTH, half_the_plan_for_half_the_price),
-    ("04_memory/model_memory", "Under autocast, where a block keeps less beside its input, "
-     "segments of two hold least but for nested ones", BOTH, longest_plans),
+    ("04_memory/model_memory", "the first 16 give back about half of the memory, for about half of "
+     "what all of them cost in time", BOTH, half_the_plan_for_half_the_price),
+    ("04_memory/model_memory", "In bf16 checkpoint each block by itself; under autocast segments "
+     "of two hold least but for nested ones", BOTH, longest_plans),
     ("06_attention/attention", "It rises up to sixteen thousand tokens: twice the context costs "
      "plain attention about four times the time, and cuDNN and FlashAttention-4 less than three "
      "times", BOTH, gains_of_attention),
