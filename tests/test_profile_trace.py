@@ -3,6 +3,8 @@
 import gzip
 import json
 import math
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -338,3 +340,22 @@ def test_busy_ends_are_the_slowest_and_the_fastest_step_of_a_machine():
     assert (row["busy_low"], row["busy_high"]) == (0.4, 0.8)
     [none] = profile.with_busy_ends(rows, steps.assign(machine="H100")).to_dict("records")
     assert math.isnan(none["busy_low"])
+
+
+def test_the_notebook_s_busy_share_counts_no_kernel_that_waits_for_other_gpus(monkeypatch):
+    cells = json.loads((paths.NOTEBOOKS / "03_clock.ipynb").read_text(encoding="utf-8"))["cells"]
+    [source] = ["".join(cell["source"]) for cell in cells if cell["id"] == "busy-share"]
+    names = ("ncclDevKernel_AllGather_RING_LL", "gemm", "gemm")
+    events = [
+        SimpleNamespace(
+            name=name, is_user_annotation=False, device_type=SimpleNamespace(name="CUDA"),
+            time_range=SimpleNamespace(elapsed_us=lambda: 500.0),
+        )
+        for name in names
+    ]  # fmt: skip
+    seen = nullcontext(SimpleNamespace(events=lambda: events))
+    monkeypatch.setattr("torch.profiler.profile", lambda: seen)
+    found: dict = {}
+    exec(source, found)
+    share = found["busy_share"](lambda: None, count=1)
+    assert share["kernels"] == 2 and share["kernels_ms"] == 1.0
