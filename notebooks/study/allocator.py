@@ -116,7 +116,8 @@ def addresses_of(tensors: Iterable[Tensor]) -> set[int]:
 
 def leaves_of(y: Tensor) -> list[Tensor]:
     """The tensors to whose `.grad` a backward pass of y adds."""
-    seen, waiting = set(), [y.grad_fn]
+    seen: set[Any] = set()
+    waiting: list[Any] = [y.grad_fn]
     while waiting:
         node = waiting.pop()
         if node is not None and node not in seen:
