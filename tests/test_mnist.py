@@ -82,7 +82,7 @@ def test_a_broken_layer_is_rejected_and_neither_trained_nor_timed(name, with_dat
     rows = measured(*asked, mnist.of("pace", ["broken fp32"], SETTING, **PACE))
     assert [row["status"] for row in rows] == ["wrong", "wrong"]
     for row in rows:
-        assert reason in row["reason"] and row["layer_backward"]
+        assert reason in row["reason"]
         assert not [n for n in row if n == "losses" or n.endswith(("_s", "_ms"))]
 
 
@@ -127,7 +127,7 @@ def test_the_published_kernel_trains_the_rest_and_not_its_own_weights():
         one, (losses, norms) = trained("published-kernel", passes=40)
     assert losses[-3:].mean() < losses[:3].mean() - 0.02, "its last layer learns"
     assert one.change() == {"gate": 0.0, "up": 0.0}
-    assert not norms and one.model.head.weight.grad is not None
+    assert not len(norms) and one.model.head.weight.grad is not None
 
 
 def test_a_run_is_that_of_its_seed():
@@ -151,7 +151,7 @@ def test_the_test_counts_every_image_once():
 
 
 def test_a_run_tells_all_that_was_seen_and_who_is_wrong_trains_all_the_same(with_data):
-    names = ["eager fp32", "frozen fp32", "published-kernel fp32", "liger fp32", "eager tf32"]
+    names = ["eager fp32", "frozen fp32", "published-kernel fp32", "liger fp32", "liger bf16"]
     rows = measured(mnist.of("run", names, SETTING, **RUN | {"epochs": 2}))
     assert [r["status"] for r in rows] == ["ok"] * 3 + ["unavailable"] * 2
     eager, frozen, wrong = rows[:3]
@@ -178,34 +178,31 @@ def test_without_mnist_every_row_says_so(with_data, monkeypatch):
     assert said == {("unavailable", "MNIST is nowhere")}
 
 
-@pytest.mark.parametrize("source", ["device", pytest.param("loader", marks=slow)])
-def test_a_steps_parts_make_up_the_step(source, with_data):
+def test_a_steps_parts_make_up_the_step(with_data):
     names = ["eager fp32", "fused fp32", "published-kernel fp32"]
-    rows = measured(mnist.of("pace", names, SETTING, **PACE | {"data_source": source}))
-    eager, fused, wrong = rows
+    eager, fused, wrong = measured(mnist.of("pace", names, SETTING, **PACE))
     for row in (eager, fused):
-        parts = [row[f"{part}_samples_ms"] for part in mnist.SECTIONS[:-1]]
+        parts = [row[f"{part}_samples_ms"] for part in ("forward", "backward", "optimizer")]
         for whole, *times in zip(row["samples_ms"], *parts, strict=True):
             assert 0.5 * whole < sum(times) <= 1.001 * whole
     assert eager["session"] == fused["session"] == wrong["session"] and eager["n"] == 2
-    assert fused["layer_backward"] == "MulBackward0", "plain PyTorch ran, and the row says so"
     assert wrong["wrong"] and wrong["optimizer_median_ms"] > 0
-    shown = mnist.by_section(mnist.derive(pd.DataFrame(rows)))
-    assert len(shown) == 3 * 4 and (shown["section_ms"] > 0).all()
 
 
-def test_a_repeated_run_gives_the_same_losses_and_another_order_does_not(monkeypatch, with_data):
-    [case] = mnist.of("repeat", ["eager fp32"], SETTING, "swiglu only", steps=2)
-    assert mnist.figures(case)["repeat_difference"] == 0.0
-    seeds = iter([0, 1])
-    monkeypatch.setattr(digits, "order", lambda n, *_: torch.randperm(n, generator=(
-        torch.Generator().manual_seed(next(seeds)))))  # fmt: skip
-    assert mnist.figures(case)["repeat_difference"] > 0.0
+@slow
+def test_an_epoch_by_a_dataloader_learns_as_with_images_on_the_device(with_data):
+    runs = [
+        mnist.of("epoch", ["eager fp32"], SETTING, **RUN | {"data_source": source})
+        for source in ("device", "loader")
+    ]
+    on_device, by_loader = measured(*runs)  # whose draws of dropout differ
+    assert by_loader["losses"] == pytest.approx(on_device["losses"], rel=0.1)
+    assert by_loader["epoch_train_s"][0] > 0
 
 
 def test_settings_are_as_before_afterwards():
     before = torch.backends.cudnn.conv.fp32_precision, torch.get_float32_matmul_precision()
-    with mnist_network.settings("tf32"):
+    with mnist_network.settings("bf16"):
         assert torch.get_float32_matmul_precision() == "high"
     assert before == (
         torch.backends.cudnn.conv.fp32_precision, torch.get_float32_matmul_precision()
@@ -216,8 +213,6 @@ def test_times_of_the_wrong_kernel_stand_beside_the_others_and_it_has_no_median(
     rows = load("mnist")
     wrong = rows[rows["status"] == "wrong"]
     assert wrong["median_ms"].isna().all() and len(wrong) > 8
-    parts = mnist.by_section(rows).query("provider == 'published-kernel'")
-    assert {*parts["section"]} == {*mnist.SECTIONS}
     assert wrong.query("experiment == 'run'")["train_s"].notna().all()
 
 

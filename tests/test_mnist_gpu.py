@@ -55,12 +55,11 @@ def test_a_run_by_graph_is_measured_like_any_other():
     assert len(figures["losses"]) == 8 and figures["losses"][-1] < figures["losses"][0]
 
 
-def test_turns_of_a_graph_tell_of_data_and_replay():
+def test_a_turn_of_a_graph_gives_the_mean_of_its_steps():
     fields = {"data_source": "device", "launch": "graph", "rounds": 2, "steps": 3}
     [case] = mnist.of("pace", ["eager fp32"], SETTING, **fields)
     with mnist_network.settings("fp32"):
         turn = mnist.turn(case)
         turn.prepare(1)
         times = turn.run()
-    assert set(times) == {"data", "replay", "total"}
-    assert 0.5 * times["total"] < times["data"] + times["replay"] <= 1.001 * times["total"]
+    assert [*times] == ["total"] and 0 < times["total"] < 100

@@ -61,10 +61,10 @@ def check_learning(
     assert same is not is_frozen(name), f"first losses {losses[:5].tolist()}, eager's {usual}"
     assert losses[-3:].mean() < losses[:3].mean() - 0.02, f"the loss does not fall: {losses}"
     if is_frozen(name):
-        assert moved == {"gate": 0.0, "up": 0.0} and not norms
+        assert moved == {"gate": 0.0, "up": 0.0} and not len(norms)
     else:
         assert min(moved.values()) > 1e-3, f"weights hardly moved: {moved}"
-        assert all(sizes.min() > 0 for sizes in norms.values())
+        assert norms.min() > 0
 
 
 @cache

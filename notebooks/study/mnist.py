@@ -21,7 +21,6 @@ from fusedlib import reference
 from fusedlib.bench import timing
 from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.problem import Operands
-from fusedlib.bench.statistics import summarize
 from fusedlib.bench.turns import Checked, Figures, Turn
 from study import digits, mnist_network, rivals, step_clock
 from study.cases import Case, Row, device_of, grid
@@ -48,7 +47,7 @@ QUICK: dict[str, Any] = {
     "once": ["liger fp32"],  # trained for one epoch
     "alone": ["eager fp32", "frozen fp32", "published-kernel fp32"],  # without convolutions
     "clocked": [],  # whose whole epoch is timed, data on the device
-    "fed": [],  # whose epoch and steps are timed with a DataLoader
+    "fed": [],  # whose whole epoch is timed with a DataLoader
     "epochs": 1,  # of `whole` and `alone`
     "seeds": 1,  # of weights, order of images and dropout
     "train_images": 320,  # the first so many of 60,000
@@ -56,7 +55,7 @@ QUICK: dict[str, Any] = {
     "test_images": 200,  # the first so many of 10,000
     "width": 128,  # of the layer after convolutions, a multiple of 64
     "rounds": 2,  # turns in which steps are timed
-    "steps": 1,  # a turn, and in which repeated runs are compared
+    "steps": 1,  # a turn
 }
 FULL: dict[str, Any] = QUICK | {
     "whole": ["eager fp32", "fused bf16", "frozen fp32", "published-kernel fp32", "liger fp32",
@@ -71,14 +70,12 @@ FULL: dict[str, Any] = QUICK | {
 PROFILES = {"quick": QUICK, "full": FULL}
 BATCH_SIZE = 64
 WINDOWS = 67  # an epoch's 938 steps in windows of 14; a subset has as many steps or fewer
-WARM_BATCHES = 5  # a worker makes its first batches while nobody waits for them
 WARM_STEPS = 3  # before a timed epoch: kernels are compiled and libraries set up by then
 WIDEST_ALONE = 768  # of 784 pixels, for the published kernel takes no wider layer
 
 
 def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
-    """What is measured: a step by its parts ("pace"), runs of training ("run"), a timed "epoch",
-    the first steps run again ("repeat"), and batches with nobody to train ("data").
+    """What is measured: a step by its parts ("pace"), runs of training ("run"), a timed "epoch".
 
     Raises:
         ValueError: an unknown size, provider or precision.
@@ -93,15 +90,9 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
     python, loader = {"data_source": "device", "launch": "python"}, {"data_source": "loader"}
     listed = [
         *of("pace", everyone, layer, **python, **turns),
-        *of("pace", s.fed, layer, **python | loader, **turns),
         *of("pace", everyone, layer, data_source="device", launch="graph", **turns),
         *of("epoch", s.clocked, layer, seed=0, epochs=1, **python),
         *of("epoch", s.fed, layer, seed=0, epochs=1, **python | loader),
-        *of("repeat", everyone, layer, steps=s.steps),
-        *grid(
-            {"experiment": "data", "batches": 10 * s.steps} | layer,
-            data_source=["device", "loader"],
-        ),
     ]
     long = python | {"launch": "graph" if device == "cuda" else "python"}
     for seed in range(s.seeds):
@@ -115,9 +106,8 @@ def of(
     experiment: str, names: Iterable[str], shared: Case, network: str = "convolutions",
     **fields: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A case of each of these providers, with fields of its experiment."""
-    if "launch" in fields:  # losses are kept as means of windows of steps
-        fields["window"] = max(1, -(-shared["train_images"] // BATCH_SIZE) // WINDOWS)
+    """A case of each of these providers; losses are kept as means of windows of steps."""
+    fields["window"] = max(1, -(-shared["train_images"] // BATCH_SIZE) // WINDOWS)
     fields = {"experiment": experiment, "network": network, **fields, **shared}
     return grid(fields, of=map(named, names))
 
@@ -135,13 +125,10 @@ def named(text: str) -> dict[str, str]:
 
 def available(case: Case) -> None:
     """Raise `Unavailable` for what cannot run here, or where MNIST is not to be had."""
-    device, precision = case["device"], case.get("precision", "fp32")
-    on_cuda = torch.device(device).type == "cuda"
-    dtype = "bfloat16" if precision == "bf16" else "float32"
-    rivals.get(TASK, case.get("provider", BASELINE)).check_available(device, dtype)
-    if precision == "tf32" and not (on_cuda and torch.cuda.get_device_capability() >= (8, 0)):
-        raise Unavailable("TF32 needs a CUDA GPU of compute capability 8.0 or later")
-    if case.get("launch") == "graph" and not on_cuda:
+    device = case["device"]
+    dtype = "bfloat16" if case["precision"] == "bf16" else "float32"
+    rivals.get(TASK, case["provider"]).check_available(device, dtype)
+    if case["launch"] == "graph" and torch.device(device).type != "cuda":
         raise Unavailable("CUDA graphs need a CUDA GPU")
     _data(case)
 
@@ -160,7 +147,7 @@ def _data(case: Case) -> Data:
 def checked(
     name: str, precision: str, hidden: int, width: int, batch_size: int, device: str
 ) -> Figures:
-    """Errors of a provider's h and gradients, and which backward ran; call it within `settings`.
+    """Errors of a provider's h and gradients; call it within `settings`.
 
     x and dh are normal, weights as a layer draws them. What is asked for is what the network needs:
     h, dx, and both weights' gradients unless they are frozen.
@@ -189,9 +176,7 @@ def checked(
     truth = Operation(TASK, inputs, partial(under_autocast, reference.swiglu), "h")
     truth.dtype = PRECISIONS[precision]
     work = Workload(partial(under_autocast, layer, x=x), {"x": x, **weights_of(layer)})
-    output = work.forward()  # kept: without it the node that made it is gone
-    backward = output.grad_fn.name() if output.grad_fn else "none"
-    figures = {**one.facts(), "layer_backward": backward}
+    figures = one.facts()
     required = [n for n in truth.drawn.true if not (FROZEN in one.traits and n.startswith("d_w"))]
     try:
         return figures | truth.figures_of(one, work, required)
@@ -224,11 +209,8 @@ def measure(race: list[Case]) -> list[Row]:
 def figures(case: Case) -> Figures:
     """Figures of a case that runs by itself."""
     available(case)
-    if case["experiment"] == "data":
-        return wait(case)
     with mnist_network.settings(case["precision"]):
-        found = _checked(case)
-        return found | (repeat if case["experiment"] == "repeat" else trained)(case)
+        return _checked(case) | trained(case)
 
 
 def trained(case: Case) -> Figures:
@@ -242,73 +224,34 @@ def trained(case: Case) -> Figures:
     seen: list[Figures] = []
     losses: list[float] = []
     for number in range(case["epochs"]):
-        shown = _source(case, digits.order(len(data.train), case["seed"], number))
-        work = partial(one.train, shown, case["window"], graph=case["launch"] == "graph")
-        (step_losses, norms), train_s = _clocked(case, work)
-        (test_loss, correct), test_s = _clocked(case, partial(one.test, data.test))
+        chosen = digits.order(len(data.train), case["seed"], number)
+        if case["data_source"] == "loader":
+            shown = digits.loader(data, chosen, BATCH_SIZE, case["device"])
+        else:
+            shown = digits.on_device(data.train, chosen, BATCH_SIZE)
+        timing.synchronize(case["device"])
+        begin = time.perf_counter()
+        step_losses, norms = one.train(shown, case["window"], graph=case["launch"] == "graph")
+        timing.synchronize(case["device"])
+        epoch: Figures = {"train_s": time.perf_counter() - begin}
+        epoch["test_loss"], epoch["correct"] = one.test(data.test)
         whole = step_losses[: len(step_losses) // case["window"] * case["window"]]
         means = whole.double().reshape(-1, case["window"]).mean(1)
         losses += [round(float(mean), 6) for mean in means]
-        epoch = {"train_s": train_s, "test_s": test_s, "test_loss": test_loss, "correct": correct}
-        for name, change in one.change().items():
-            norm = float(norms[name].mean()) if name in norms else None
-            epoch |= {f"{name}_change": change, f"{name}_gradient_norm": norm}
+        epoch |= {f"{name}_change": change for name, change in one.change().items()}
+        epoch["gate_gradient_norm"] = float(norms.mean()) if len(norms) else None
         seen.append(epoch)
-    every = list(one.model.parameters())
     return {f"epoch_{name}": [epoch[name] for epoch in seen] for name in seen[0]} | {
-        "losses": losses,
-        "parameters": sum(p.numel() for p in every),
-        "trained_parameters": sum(p.numel() for p in every if p.grad is not None),
-        "layer_parameters": sum(p.numel() for p in one.model.layer.parameters()),
+        "losses": losses
     }
 
 
-def repeat(case: Case) -> Figures:
-    """Largest difference of the losses between two runs, and between a run and its graph's."""
-    first, again = (_losses(case, graph=False) for _ in range(2))
-    differences = {
-        "repeat_difference": float((first - again).abs().max()), "last_loss": float(first[-1])
-    }  # fmt: skip
-    if torch.device(case["device"]).type == "cuda":
-        graph = _losses(case, graph=True)
-        differences["graph_difference"] = float((first - graph).abs().max())
-    return differences
-
-
-def _losses(case: Case, *, graph: bool) -> Tensor:
-    """Losses of the first full batches of an epoch, from Python or by a CUDA graph."""
-    train = _data(case).train
-    full = min(case["steps"], len(train) // BATCH_SIZE)
-    chosen = digits.order(len(train), 0, 0)[: full * BATCH_SIZE]
-    return _trainer(case).train(digits.on_device(train, chosen, BATCH_SIZE), full, graph=graph)[0]
-
-
-def wait(case: Case) -> Figures:
-    """ms a batch with nobody to train, each sample the wait for one batch."""
-    total = case["batches"] + WARM_BATCHES
-    source = _source(case, _drawn(case, total, 0))
-    samples = []
-    for _ in range(total):
-        part = step_clock.Sections(case["device"])
-        with part.section("data"):
-            next(source)
-        samples.append(part.elapsed_ms()["data"])
-    return summarize(samples[WARM_BATCHES:])
-
-
 def _trainer(case: Case) -> Trainer:
-    """A fresh one; seed 0 where the case names none."""
+    """A fresh one; of steps that are timed by seed 0."""
     return Trainer(
         case["provider"], case["precision"], case["network"], case["width"], case.get("seed", 0),
         case["device"],
     )  # fmt: skip
-
-
-def _source(case: Case, chosen: Tensor) -> Iterator[Batch]:
-    data = _data(case)
-    if case["data_source"] == "loader":
-        return digits.loader(data, chosen, BATCH_SIZE, case["device"])
-    return digits.on_device(data.train, chosen, BATCH_SIZE)
 
 
 def _drawn(case: Case, number: int, seed: int) -> Tensor:
@@ -317,15 +260,6 @@ def _drawn(case: Case, number: int, seed: int) -> Tensor:
     epochs = range(-(-number * BATCH_SIZE // images))
     drawn = [digits.order(images, seed, epoch) for epoch in epochs]
     return torch.cat(drawn)[: number * BATCH_SIZE]
-
-
-def _clocked(case: Case, work: Callable[[], Any]) -> tuple[Any, float]:
-    """What the work gives, and the seconds that a user waits for it."""
-    timing.synchronize(case["device"])
-    begin = time.perf_counter()
-    result = work()
-    timing.synchronize(case["device"])
-    return result, time.perf_counter() - begin
 
 
 class Setup:
@@ -340,62 +274,45 @@ class Setup:
 
 
 def turn(case: Case) -> Turn:
-    """So many steps on images drawn for the turn. Each step's parts are timed by marks inside it,
-    and given as means over the steps; with a DataLoader the turn has a worker of its own.
+    """So many steps on images drawn for the turn, given as means over them. From Python each step's
+    parts are timed by marks inside it.
     """
-    one, device, steps = _trainer(case), case["device"], case["steps"]
-    warm = WARM_BATCHES if case["data_source"] == "loader" else 0
+    one, device, train = _trainer(case), case["device"], _data(case).train
     graph = None
     if case["launch"] == "graph":
-        first = torch.arange(BATCH_SIZE)
-        graph = GraphStep(one, *next(digits.on_device(_data(case).train, first, BATCH_SIZE)))
+        graph = GraphStep(one, *next(digits.on_device(train, torch.arange(BATCH_SIZE), BATCH_SIZE)))
     turns, waiting = count(), list[Iterator[Batch]]()
 
     def prepare(calls: int) -> None:
-        source = _source(case, _drawn(case, steps + warm, next(turns)))
         one.model.train()
-        for _ in range(warm):
-            one.step(*next(source))
-        waiting[:] = [source]
+        drawn = _drawn(case, case["steps"], next(turns))
+        waiting[:] = [digits.on_device(train, drawn, BATCH_SIZE)]
 
     def run() -> dict[str, float]:
         timing.synchronize(device)
         whole, parts = step_clock.Sections(device), []
         with whole.section("step"):
-            for _ in range(steps):
-                sections = step_clock.Sections(device)
-                with sections.section("data"):
-                    batch = next(waiting[0])
+            for batch in waiting[0]:
                 if graph is None:
-                    one.step(*batch, sections.section)
+                    parts.append(step_clock.Sections(device))
+                    one.step(*batch, parts[-1].section)
                 else:
-                    with sections.section("replay"):
-                        graph(*batch)
-                parts.append(sections)
+                    graph(*batch)
         timing.synchronize(device)
         times = [sections.elapsed_ms() for sections in parts]
-        times_ms = {name: sum(t[name] for t in times) / steps for name in times[0]}
-        return times_ms | {"total": whole.elapsed_ms()["step"] / steps}
+        means = {name: sum(t[name] for t in times) / len(times) for name in (times or [{}])[0]}
+        return means | {"total": whole.elapsed_ms()["step"] / case["steps"]}
 
     return Turn(run, prepare)
 
 
 # --- rows ----------------------------------------------------------------------------------------
 
-SECTIONS = ("forward", "backward", "optimizer", "data", "replay")
-"""Parts of a step that are timed; in a CUDA graph all but the data is one replay."""
-EPOCH = {
-    "correct": "epoch_correct", "test_loss": "epoch_test_loss",
-    "gate_change": "epoch_gate_change", "up_change": "epoch_up_change",
-    "gate_gradient_norm": "epoch_gate_gradient_norm",
-    "train_s": "epoch_train_s", "test_s": "epoch_test_s",
-}  # fmt: skip
-"""Figures of an epoch, by the list of a run that has them."""
-PROTOCOL = "published_protocol_"
-USED = [
-    *EPOCH.values(), *(f"{part}_samples_ms" for part in SECTIONS), "losses", "epochs",
-    "test_images", "layer_backward", "median_ms",
-]  # fmt: skip
+EPOCH = ("correct", "test_loss", "gate_change", "up_change", "gate_gradient_norm", "train_s")
+"""Figures of an epoch; a run has a list of each, `epoch_correct` and so on."""
+TRAIN_S, BY_PROTOCOL = "epoch_train_s", "published_protocol_epoch_train_s"
+USED = [*(f"epoch_{name}" for name in EPOCH), BY_PROTOCOL, "losses", "epochs", "test_images",
+        "median_ms"]  # fmt: skip
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
@@ -406,14 +323,10 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     shares of the test images, and `late_loss`, the mean training loss.
     """
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *USED])))
-    filled = {
-        name: rows[name].where(rows[name].notna(), rows[PROTOCOL + name])
-        for name in USED[: len(EPOCH) + len(SECTIONS)] if PROTOCOL + name in rows
-    }  # fmt: skip
-    rows = rows.assign(**filled)
+    rows = rows.assign(**{TRAIN_S: rows[TRAIN_S].where(rows[TRAIN_S].notna(), rows[BY_PROTOCOL])})
     last = {
-        name: [each[-1] if isinstance(each, list) else None for each in rows[of]]
-        for name, of in EPOCH.items()
+        name: [each[-1] if isinstance(each, list) else None for each in rows[f"epoch_{name}"]]
+        for name in EPOCH
     }
     lists = zip(rows["losses"], rows["epochs"], strict=True)
     late = [np.mean(v[-len(v) // int(n) :]) if isinstance(v, list) else None for v, n in lists]
@@ -430,22 +343,9 @@ def by_epoch(rows: pd.DataFrame) -> pd.DataFrame:
     """Of each run a row an epoch: `epoch` and the figures of its end."""
     runs = rows[[isinstance(v, list) for v in rows["epoch_correct"]]]
     numbers = [range(1, len(v) + 1) for v in runs["epoch_correct"]]
-    runs = runs.assign(**{name: runs[of] for name, of in EPOCH.items()}, epoch=numbers)
+    runs = runs.assign(**{name: runs[f"epoch_{name}"] for name in EPOCH}, epoch=numbers)
     columns = [*EPOCH, "epoch"]
     return _shares(runs.explode(columns).astype(dict.fromkeys(columns, float)))
-
-
-def by_section(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of each timed step a row a part: `section` and `section_ms`, the median of its samples."""
-    steps = rows[rows["experiment"] == "pace"]
-    parts = [
-        steps.assign(
-            section=part,
-            section_ms=[np.median(v) if isinstance(v, list) else np.nan
-                        for v in steps[f"{part}_samples_ms"]],
-        ) for part in SECTIONS
-    ]  # fmt: skip
-    return pd.concat(parts).dropna(subset="section_ms")
 
 
 def from_tables(log: pd.DataFrame) -> pd.DataFrame:
@@ -461,5 +361,4 @@ def from_tables(log: pd.DataFrame) -> pd.DataFrame:
         race=[f"published {n}" for n in range(len(log))], data_source="loader",
         experiment="run", network="published", precision="fp32", provider=log["table"].map(runs),
         test_images=log["images"], seed=0, train_s=log["train_ms"] / 1e3,
-        test_s=log["test_ms"] / 1e3,
     ))  # fmt: skip
