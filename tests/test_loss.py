@@ -453,9 +453,9 @@ def test_a_pass_takes_the_planned_memory(device, monkeypatch, shape, rows, reduc
     leaves, target, _ = drawn(device, "float32", shape)
     call = partial(linear_cross_entropy, target=target, reduction=reduction, memory=rows * 4096)
     up = torch.ones(tokens if reduction == "none" else ())
-    live = passed(lambda: call(**leaves), up).live_mib()
+    peak = passed(lambda: call(**leaves), up).figures()["peak_mib"]
     gradients = 4 * width * (tokens + vocabulary)
-    over = max(sum(parts) for parts in zip(*live.values(), strict=True)) * 2**20 - gradients
+    over = peak * 2**20 - gradients
     plan = function.slices if reduction == "none" else function.plan
     planned = plan(tokens, leaves["weight"], memory=rows * 4096).memory
     assert planned <= rows * 4096 and planned <= over <= planned + 64 * tokens

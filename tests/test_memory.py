@@ -70,8 +70,7 @@ def test_eager_on_the_cpu_holds_what_is_counted(shape):
     saved, step = (memory.figures(c) for c in alone(shape))
     problem = SwiGLUProblem.of(alone(shape)[0])
     kept, counted = ledger.EAGER.kept().mib(problem), ledger.EAGER.peak(problem)[1]
-    assert saved["saved_mib"] == step["saved_mib"] == max(step["live_saved_mib"]) == kept
-    assert len(saved["kept"]) == 4
+    assert saved["saved_mib"] == kept
     assert step["peak_mib"] == ledger.total(counted).mib(problem)
     for name in OF_PASS:
         assert step[f"peak_{name}_mib"] == counted[name].mib(problem), name
@@ -83,11 +82,10 @@ def test_fused_without_kernels_holds_what_is_counted(save):
     problem = SwiGLUProblem(512, 128, 512, "float32")
     inputs = draw(problem, "cpu")
     w_gate_up = torch.cat([inputs.w_gate, inputs.w_up]).detach().requires_grad_()
-    actual = passed(
+    peak = passed(
         lambda: functional.swiglu_mlp(inputs.x, w_gate_up, inputs.w_down, save=save), inputs.dy
-    ).live_mib()
+    ).figures()["peak_mib"]
     book = ledger.of({"gate_up": "fused", "input": "fused-input"}[save], PLAIN_PATH)
-    peak = max(sum(parts) for parts in zip(*actual.values(), strict=True))
     # torch's checkpoint keeps the state of the generator, 5 KiB, beside.
     assert peak == pytest.approx(ledger.total(book.peak(problem)[1]).mib(problem), rel=2e-3)
 
@@ -105,10 +103,7 @@ def test_a_stack_holds_what_is_counted_with_and_without_gradients(shape):
 
 def test_what_is_kept_and_the_peak_of_work_on_a_host_are_those_of_its_tensors():
     x, w = torch.randn(64, 128, requires_grad=True), torch.randn(256, 128, requires_grad=True)
-    found = kept(lambda: torch.relu(x @ w.mT), [x, w], lambda tensor: f"{tensor.dim()} axes")
-    assert [(one.nbytes, one.tensor, one.part) for one in found] == [
-        (64 * 256 * 4, "64·256 float32", "2 axes")
-    ]
+    assert kept(lambda: torch.relu(x @ w.mT), [x, w]) == [(64 * 256 * 4, "64·256 float32")]
 
     def work():
         one = torch.empty(1 << 20)

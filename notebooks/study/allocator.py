@@ -7,66 +7,49 @@
         watch.mark("built", "weights", model.parameters()); ...
     watch.mib()
 
-On CUDA torch's own memory history tells it, with the Python stack of each allocation; pickled,
-`watch.snapshot` is what https://pytorch.org/memory_viz draws. On a CPU the profiler's memory events
-do, without stacks. Sizes are those asked for, before the allocator rounds them up.
+On CUDA torch's own memory history tells it, on a CPU the profiler's memory events. Sizes are those
+asked for, before the allocator rounds them up.
 
 A block is named by its address at a moment when its meaning is known: a weight when the
-model has been built, a gradient after a backward, AdamW's state after an update, a cast of a weight
-or another kept activation at the end of a forward. What outlives everything is `other` (tokens,
+model has been built, a gradient after a backward, AdamW's state after an update, a kept activation,
+autocast's casts among them, at the end of a forward. What outlives everything is `other` (tokens,
 RoPE's tables, cuBLAS's workspaces), all the rest is temporary.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fusedlib.bench.attempt import Unavailable
-from study import paths
 from study.profiler import profiling
 from study.settings import MIB
 
-CATEGORIES = (
-    "weights", "gradients", "optimizer", "activations", "casts", "other", "temporaries",
-)  # fmt: skip
-AUTOGRAD = "no Python frame (autograd's own thread)"
+CATEGORIES = ("weights", "gradients", "optimizer", "activations", "other", "temporaries")
 OF_PASS = ("output", "saved", "gradients", "temporaries")
 COMPLETE = 0.005
 """Share of a peak that its events may be off before they are not taken for its parts."""
 _MARK = "fusedlib moment: "
-_DEPTH = 3  # frames of a stack that are kept
 
 # --- kept, peak, passed --------------------------------------------------------------------------
 
 
 class Kept(NamedTuple):
-    """A storage that autograd keeps: its bytes, the first tensor in it, and what that was for."""
+    """A storage that autograd keeps: its bytes, and the first tensor in it."""
 
     nbytes: int
     tensor: str
-    part: str
 
 
-def kept(
-    forward: Callable[[], object], given: Iterable[Tensor],
-    part: Callable[[Tensor], str] = lambda tensor: "",
-) -> list[Kept]:  # fmt: skip
-    """What autograd keeps of a forward for its backward, storage by storage, without those given.
-
-    Args:
-        part: says of a tensor, when it is saved, whose it is.
-    """
-    seen = {tensor.untyped_storage().data_ptr() for tensor in given}
+def kept(forward: Callable[[], object], given: Iterable[Tensor]) -> list[Kept]:
+    """Storages that autograd keeps of a forward for its backward, those given left out."""
+    seen = addresses_of(given)
     found: list[Kept] = []
     held: list[Tensor] = []
 
@@ -76,8 +59,7 @@ def kept(
             seen.add(storage.data_ptr())
             held.append(tensor.detach())  # so that no address comes twice
             shape, dtype = "·".join(map(str, tensor.shape)), str(tensor.dtype)
-            text = f"{shape} {dtype.removeprefix('torch.')}"
-            found.append(Kept(storage.nbytes(), text, part(tensor)))
+            found.append(Kept(storage.nbytes(), f"{shape} {dtype.removeprefix('torch.')}"))
 
     def unpack(packed: None) -> Tensor:
         # Given back to autograd, a saved output would keep itself for good.
@@ -97,8 +79,7 @@ def peak(work: Callable[[], object], device: torch.device | str) -> float | None
     if device.type == "cpu":
         with profiled(device) as watch:
             work()
-        held = live(blocks(watch.history), len(watch.history.changes))
-        return float(np.sum([*held.values()], axis=0).max()) / MIB
+        return at_peak(watch.held())["peak_mib"]
     if device.type != "cuda":
         return None
     torch.cuda.synchronize()
@@ -133,55 +114,39 @@ def mib_of(tensors: Iterable[Tensor | None]) -> float:
 
 @dataclass(frozen=True)
 class Pass:
-    """The blocks of one forward and backward, and the event at which the forward was done.
+    """What one forward and backward held over what was there before.
 
-    A block that outlives the forward is saved (or y), one in which a leaf's gradient lies at the
-    end of the backward is a gradient, all else is temporary. `handed_out` are the bytes that CUDA's
-    allocator itself counts over those before, after the forward and at the peak; None elsewhere.
+    `held` are bytes after each change, by the categories of `OF_PASS`, `counted` the peak by CUDA's
+    allocator itself, None elsewhere.
     """
 
-    blocks: list["Block"]
-    events: int
-    forward_events: int
-    handed_out: tuple[int, int] | None = None
-
-    def live_mib(self) -> dict[str, list[float]]:
-        """MiB held over what was there before, after each event, by category."""
-        held = live(self.blocks, self.events, OF_PASS)
-        return {name: (nbytes / MIB).tolist() for name, nbytes in held.items()}
+    held: Mapping[str, np.ndarray]
+    counted: int | None = None
 
     def figures(self) -> dict[str, Any]:
-        """MiB after the forward, at the peak with its parts, and in gradients at the end.
+        """MiB at the peak with its parts, and in gradients at the end.
 
-        On CUDA the allocator's own counts are the figures, and the events give the parts. Where
-        their peak is not the allocator's (`complete` False: the profiler does not see what torch's
-        checkpoint releases), there are no parts.
+        On CUDA the allocator's own count is the peak, and the events give the parts. Where their
+        peak is another (`complete` False: the profiler does not see what torch's checkpoint
+        releases), there are no parts.
         """
-        by = self.live_mib()
-        held = [sum(parts) for parts in zip(*by.values(), strict=True)]
-        at = max(range(len(held)), key=lambda event: held[event])
-        after, most = held[self.forward_events - 1], held[at]
-        if self.handed_out is not None:
-            after, most = (nbytes / MIB for nbytes in self.handed_out)
-        output = sum(block.nbytes for block in self.blocks if block.category == "output") / MIB
-        complete = abs(held[at] - most) <= COMPLETE * most
-        figures = {
-            "after_forward_mib": after, "output_mib": output, "saved_mib": after - output,
-            "peak_mib": most, "events_peak_mib": held[at], "complete": complete,
-        }  # fmt: skip
-        if complete:
-            figures["gradients_mib"] = by["gradients"][-1]
-            figures |= {f"peak_{name}_mib": by[name][at] for name in OF_PASS}
-        return figures
+        figures = at_peak(self.held)
+        most = figures["peak_mib"] if self.counted is None else self.counted / MIB
+        complete = abs(figures["peak_mib"] - most) <= COMPLETE * most
+        if not complete:
+            return {"peak_mib": most, "complete": complete}
+        gradients = int(self.held["gradients"][-1]) / MIB
+        return {**figures, "peak_mib": most, "complete": complete, "gradients_mib": gradients}
 
 
 def passed(forward: Callable[[], Tensor], dy: Tensor) -> Pass:
-    """Run forward and backward once, every block seen.
+    """Run forward and backward once, every block seen: one that outlives the forward is saved, or
+    y; one in which a leaf's gradient lies at the end is a gradient; all else is temporary.
 
     Raises:
         Unavailable: the device's allocator tells nothing.
     """
-    base, after = 0, 0
+    base = 0
     if dy.is_cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -190,9 +155,8 @@ def passed(forward: Callable[[], Tensor], dy: Tensor) -> Pass:
         y = forward()
         watch.mark("forward")
         address, leaves = y.untyped_storage().data_ptr(), leaves_of(y)
-        after = torch.cuda.memory_allocated() if dy.is_cuda else 0
         y.backward(dy)
-    most = torch.cuda.max_memory_allocated() if dy.is_cuda else 0
+    counted = torch.cuda.max_memory_allocated() - base if dy.is_cuda else None
     every, done = blocks(watch.history), watch.history.moments["forward"]
     gradients = addresses_of(leaf.grad for leaf in leaves if leaf.grad is not None)
     for block in every:
@@ -200,40 +164,37 @@ def passed(forward: Callable[[], Tensor], dy: Tensor) -> Pass:
             block.category = "output" if block.address == address else "saved"
         elif block.start >= done and block.end is None and block.address in gradients:
             block.category = "gradients"
-    counts = (after - base, most - base) if dy.is_cuda else None
-    return Pass(every, len(watch.history.changes), done, counts)
+    return Pass(live(every, len(watch.history.changes), OF_PASS), counted)
 
 
 # --- a history -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Change:
-    """A block handed out (`nbytes` above 0) or taken back (0); `where` is its Python stack."""
-
-    address: int
-    nbytes: int
-    where: str = ""
-
-
 @dataclass
 class History:
-    """Changes in order, and how many of them had happened at each moment."""
+    """Changes in order, each an address with the bytes that were handed out there, 0 where they
+    were taken back; and how many of them had happened at each moment.
+    """
 
-    changes: list[Change] = field(default_factory=list)
+    changes: list[tuple[int, int]] = field(default_factory=list)
     moments: dict[str, int] = field(default_factory=dict)
 
 
 class Watch:
-    """Marks moments while a history is taken, and whose memory is whose at them; `history` is there
-    when the watch is over.
+    """Marks moments while a history is taken, and whose memory is whose at them.
+
+    Attributes:
+        history: there when the watch is over.
+        named: moment, category, and the addresses that had it then.
+        forwards: the moments at which a forward began and ended.
     """
 
     def __init__(self, device: torch.device, *, by_profiler: bool = False) -> None:
         self.device, self.by_profiler = device, by_profiler
-        self.history, self.addresses = History(), KnownAddresses()
+        self.history = History()
+        self.named: list[tuple[str, str, set[int]]] = []
+        self.forwards: list[tuple[str, str]] = []
         self.names: list[str] = []
-        self.snapshot: dict[str, Any] | None = None
 
     def mark(self, name: str, category: str = "", tensors: Iterable[Tensor] = ()) -> None:
         """Name this moment; these tensors are of this category, one of `CATEGORIES`."""
@@ -244,16 +205,23 @@ class Watch:
             with torch.profiler.record_function(_MARK + name):
                 pass
         if category:
-            self.addresses.named.append((name, category, addresses_of(tensors)))
+            self.named.append((name, category, addresses_of(tensors)))
 
-    def forward(self, begin: str, end: str, casts: Iterable[int] = ()) -> None:
+    def forward(self, begin: str, end: str) -> None:
         """Between these moments was a forward: what it left, and what is freed later, is kept."""
-        self.addresses.forwards.append((begin, end, {*casts}))
+        self.forwards.append((begin, end))
+
+    def blocks(self) -> list["Block"]:
+        """All blocks with their category."""
+        return classify(self.history, self.named, self.forwards)
+
+    def held(self) -> dict[str, np.ndarray]:
+        """Bytes by category, after each change."""
+        return live(self.blocks(), len(self.history.changes))
 
     def mib(self) -> pd.DataFrame:
         """MiB by category, a row a change."""
-        every = classify(self.history, self.addresses)
-        return pd.DataFrame(live(every, len(self.history.changes))) / MIB
+        return pd.DataFrame(self.held()) / MIB
 
     def phases(self, *names: str) -> pd.DataFrame:
         """The same between these moments; the index is 0 at the first, 1 at the second, and so on,
@@ -282,11 +250,10 @@ def watching(device: torch.device) -> Iterator[Watch]:
     try:
         yield watch
         torch.cuda.synchronize()
-        watch.snapshot = torch.cuda.memory._snapshot()
+        traces = torch.cuda.memory._snapshot()["device_traces"]
     finally:
         record(None)
-    trace = watch.snapshot["device_traces"][torch.cuda.current_device()]
-    watch.history = read_trace(trace, watch.names)
+    watch.history = read_trace(traces[torch.cuda.current_device()], watch.names)
 
 
 def _sentinel(device: torch.device) -> None:
@@ -294,45 +261,29 @@ def _sentinel(device: torch.device) -> None:
     torch.empty(1, device=device)
 
 
-def read_trace(trace: list[dict[str, Any]], names: list[str]) -> History:
+def read_trace(trace: list[dict[str, Any]], names: Sequence[str]) -> History:
     """The history that CUDA's trace tells; the sentinels' places get the names in order.
 
     Raises:
-        ValueError: there are not as many sentinels as names.
+        ValueError: there are fewer sentinels than names.
     """
-    history, waiting, sentinels = History(), list(names), set()
+    history, waiting, sentinels = History(), iter(names), set()
     for entry in trace:
         address, frames = entry["addr"], entry.get("frames", ())
         if entry["action"] == "alloc":
             if frames and frames[0]["name"] == _sentinel.__name__:
                 sentinels.add(address)
-                if not waiting:
-                    raise ValueError("the history has more sentinels than moments were marked")
-                history.moments[waiting.pop(0)] = len(history.changes)
+                history.moments[next(waiting)] = len(history.changes)
             else:
-                history.changes.append(Change(address, entry["size"], _stack(frames)))
+                history.changes.append((address, entry["size"]))
         elif entry["action"] == "free_completed":
             if address in sentinels:
                 sentinels.discard(address)
             else:
-                history.changes.append(Change(address, 0))
-    if waiting:
-        raise ValueError(f"the history lacks the moments {', '.join(waiting)}: it was cut off")
+                history.changes.append((address, 0))
+    if lacking := [*waiting]:
+        raise ValueError(f"the history lacks the moments {', '.join(lacking)}: it was cut off")
     return history
-
-
-def _stack(frames: Any) -> str:
-    """The innermost frames of the models' code, or of torch where none is: file:line name."""
-    models = str(paths.NOTEBOOKS / "study" / "models")
-    chosen = [(f, str(paths.ROOT)) for f in frames if f["filename"].startswith(models)] or [
-        (f, f["filename"].rpartition("/torch/")[0]) for f in frames
-        if "/torch/" in f["filename"] and "_contextlib" not in f["filename"]
-    ]  # fmt: skip
-    lines = [
-        f"{f['filename'].removeprefix(root).lstrip('/')}:{f['line']} {f['name']}"
-        for f, root in chosen[:_DEPTH]
-    ]
-    return " ← ".join(lines) or AUTOGRAD
 
 
 @contextmanager
@@ -353,7 +304,7 @@ def _read_profile(profile: torch.profiler.profile, device: str) -> History:
 
     assert profile.profiler is not None and profile.profiler.kineto_results is not None
     waiting = list(profile.profiler.kineto_results.experimental_event_tree())
-    events: list[tuple[int, str | Change]] = []
+    events: list[tuple[int, str | tuple[int, int]]] = []
     while waiting:
         event = waiting.pop()
         waiting += event.children
@@ -362,8 +313,7 @@ def _read_profile(profile: torch.profiler.profile, device: str) -> History:
         elif event.tag == _EventType.Allocation:
             fields: Any = event.extra_fields
             if fields.device.type == device:
-                change = Change(fields.ptr, max(fields.alloc_size, 0))
-                events.append((event.start_time_ns, change))
+                events.append((event.start_time_ns, (fields.ptr, max(fields.alloc_size, 0))))
     history = History()
     for _, entry in sorted(events, key=lambda event: event[0]):
         if isinstance(entry, str):
@@ -386,7 +336,6 @@ class Block:
     nbytes: int
     start: int
     end: int | None
-    where: str
     category: str = "temporaries"
 
     def lives(self, at: int) -> bool:
@@ -394,47 +343,37 @@ class Block:
         return self.start < at and (self.end is None or self.end >= at)
 
 
-@dataclass
-class KnownAddresses:
-    """Addresses whose meaning was known at a moment.
-
-    Attributes:
-        named: moment, category, and the addresses that had it then.
-        forwards: the moments at which a forward began and ended, and the addresses of casts then.
-    """
-
-    named: list[tuple[str, str, set[int]]] = field(default_factory=list)
-    forwards: list[tuple[str, str, set[int]]] = field(default_factory=list)
-
-
 def blocks(history: History) -> list[Block]:
     """Every block of the history, without a category yet, in the order of birth."""
     every: list[Block] = []
     alive: dict[int, Block] = {}
-    for at, change in enumerate(history.changes):
-        gone = alive.pop(change.address, None)
+    for at, (address, nbytes) in enumerate(history.changes):
+        gone = alive.pop(address, None)
         if gone is not None:  # taken back, or handed out again without its release in the history
             gone.end = at
-        if change.nbytes:
-            alive[change.address] = Block(change.address, change.nbytes, at, None, change.where)
-            every.append(alive[change.address])
+        if nbytes:
+            alive[address] = Block(address, nbytes, at, None)
+            every.append(alive[address])
     return every
 
 
-def classify(history: History, addresses: KnownAddresses) -> list[Block]:
-    """All blocks with their category."""
+def classify(
+    history: History, named: Iterable[tuple[str, str, set[int]]],
+    forwards: Iterable[tuple[str, str]],
+) -> list[Block]:  # fmt: skip
+    """All blocks with their category; `named` and `forwards` are those of a `Watch`."""
     every = blocks(history)
-    for moment, category, named in addresses.named:
+    for moment, category, addresses in named:
         at = history.moments[moment]
         for block in every:
-            if block.address in named and block.lives(at):
+            if block.address in addresses and block.lives(at):
                 block.category = category
-    for begin, end, casts in addresses.forwards:
+    for begin, end in forwards:
         since, at = history.moments[begin], history.moments[end]
         for block in every:
             unnamed = block.category == "temporaries" and block.end is not None
             if unnamed and block.start >= since and block.lives(at):
-                block.category = "casts" if block.address in casts else "activations"
+                block.category = "activations"
     for block in every:
         if block.category == "temporaries" and block.end is None:
             block.category = "other"
@@ -452,73 +391,15 @@ def live(
     return {name: np.array(list(accumulate(s))[:-1], np.int64) for name, s in steps.items()}
 
 
-def thinned(total: np.ndarray, keep: Sequence[int], most: int) -> np.ndarray:
-    """At most `most` positions of a series: the peak, those of `keep`, and of each of equal parts
-    its least and its greatest.
-    """
-    chosen = {int(np.argmax(total)), 0, len(total) - 1, *(min(k, len(total) - 1) for k in keep)}
-    if len(total) <= most:
-        return np.arange(len(total))
-    edges = np.linspace(0, len(total), (most - len(chosen)) // 2 + 1).astype(int)
-    for low, high in pairwise(edges):
-        chosen |= {low + int(np.argmin(total[low:high])), low + int(np.argmax(total[low:high]))}
-    return np.array(sorted(chosen))
-
-
-def largest(
-    every: Sequence[Block], at: int, most: int, leave_out: Sequence[str] = ()
-) -> list[tuple[int, int, str, str]]:
-    """The largest blocks after `at` changes: count, bytes of each, category and origin, of blocks
-    that share the last three.
-    """
-    there = Counter(
-        (b.nbytes, b.category, b.where) for b in every
-        if b.lives(at) and b.category not in leave_out
-    )  # fmt: skip
-    ranked = sorted(there.items(), key=lambda item: (-item[0][0], -item[1], item[0][2]))
-    return [(count, *group) for group, count in ranked[:most]]
-
-
 def total(held: Mapping[str, np.ndarray]) -> np.ndarray:
     """All categories together."""
     summed: np.ndarray = np.sum(list(held.values()), axis=0)
     return summed
 
 
-def curve(held: Mapping[str, np.ndarray], points: int, keep: Sequence[int] = ()) -> dict[str, Any]:
-    """A row's figures of bytes by category: MiB at the peak of all, and at so many points of time.
-
-    Args:
-        keep: positions that must be among them.
-    """
+def at_peak(held: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """A row's figures of bytes by category: MiB when most is held, and the parts of that."""
     together = total(held)
-    at, chosen = int(np.argmax(together)), thinned(together, keep, points)
-    figures: dict[str, Any] = {"live_at": chosen.tolist()}
-    for name, series in held.items():
-        figures[f"live_{name}_mib"] = [round(float(v), 4) for v in series[chosen] / MIB]
-        figures[f"peak_{name}_mib"] = int(series[at]) / MIB
-    return figures
-
-
-class Casts(TorchDispatchMode):
-    """Notes the addresses of copies of weights in another dtype.
-
-    A dispatch mode sees every operation below autograd and autocast, so also autocast's casts.
-    """
-
-    def __init__(self, weights: Iterable[Tensor]) -> None:
-        super().__init__()
-        self._weights = addresses_of(weights)
-        self.addresses: set[int] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Run the operation and note what it made; an address that comes again is another block."""
-        result = func(*args, **(kwargs or {}))
-        given = addresses_of(t for t in tree_leaves(args) if isinstance(t, Tensor))
-        created = addresses_of(t for t in tree_leaves(result) if isinstance(t, Tensor)) - given
-        self.addresses -= created
-        if func.overloadpacket.__name__ == "_to_copy" and given & self._weights:
-            self.addresses |= created
-        return result
+    at = int(np.argmax(together))
+    parts = {f"peak_{name}_mib": int(series[at]) / MIB for name, series in held.items()}
+    return {"peak_mib": int(together[at]) / MIB, **parts}

@@ -149,13 +149,13 @@ def measure(race: list[Case]) -> list[Row]:
 
 def available(case: Case) -> None:
     """Raise `Unavailable` for what cannot run here, asked at a small context."""
-    if case["experiment"] == "ceiling":
-        return
     if case.get("launch") == "graph" and not case["device"].startswith("cuda"):
         raise Unavailable("CUDA graphs need a CUDA GPU")
-    task = calls.TASK if case["experiment"] == "call" else TASK
-    if reason := _refusal(task, *(case[n] for n in ("provider", "head_dim", "dtype", "device"))):
-        raise Unavailable(reason)
+    if case["experiment"] in ("race", "call"):
+        task = calls.TASK if case["experiment"] == "call" else TASK
+        names = ("provider", "head_dim", "dtype", "device")
+        if reason := _refusal(task, *(case[name] for name in names)):
+            raise Unavailable(reason)
 
 
 @cache
@@ -173,7 +173,7 @@ def _refusal(task: Task[..., Any], name: str, head_dim: int, dtype: str, device:
     return None
 
 
-NUMBERS = [*SHAPE[:3], "operands_mib", "kept_mib", "peak_mib", "flops_per_s", "bytes_per_s"]
+NUMBERS = [*SHAPE[:3], "kept_mib", "peak_mib", "flops_per_s", "bytes_per_s"]
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
@@ -182,21 +182,12 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     `fused` tells whether an implementation keeps no T × T matrix. Saved for backward and the peak,
     in B × T × T matrices: `kept_squares` and `peak_squares`, by hand `kept_counted` and
     `peak_counted`, which no count has where torch chooses; ways to call it have none of these.
-    `whole_peak_mib` is the peak with Q, K, V and dO. Of implementations whose work can be counted,
-    at the ceilings of the same set: `products_ms` and `traffic_ms`, the least that FLOPs and bytes
-    take, and `bound_share`, the larger of the two over the time.
+    Of implementations whose work can be counted, at the ceilings of the same set: `products_ms` and
+    `traffic_ms`, the least that FLOPs and bytes take, and `bound_share`, the larger of the two over
+    the time.
     """
-    used = [
-        "experiment",
-        "ceiling",
-        "direction",
-        "device",
-        "dtype",
-        "set",
-        "backend",
-        "median_ms",
-        *NUMBERS,
-    ]
+    used = ["experiment", "ceiling", "direction", "device", "dtype", "set", "backend", "median_ms",
+            *NUMBERS]  # fmt: skip
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *used])))
     rows = rows.assign(**rows[NUMBERS].apply(pd.to_numeric, errors="coerce"))
     ran = rows["ceiling"].isna() & rows["context_length"].notna() & rows["experiment"].ne("call")
@@ -216,7 +207,6 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
         kept_squares=rows["kept_mib"] / squares, peak_squares=rows["peak_mib"] / squares,
         kept_counted=by_hand["kept"] / by_hand["square"],
         peak_counted=by_hand["peak"] / by_hand["square"],
-        whole_peak_mib=rows["operands_mib"] + rows["peak_mib"],
         products_ms=products, traffic_ms=traffic,
         bound_share=products.combine(traffic, max) / rows["median_ms"].astype(float),
     )  # fmt: skip
@@ -229,7 +219,7 @@ def _counts(name: str, direction: str, device: str, *shape: Any) -> Mapping[str,
     form = causal.counted_form(name)
     counted: dict[str, Any] = {"square": one.square, "fused": causal.is_fused(name)}
     if form:
-        counted["kept"] = sum(causal.kept(form, one).values())
+        counted["kept"] = causal.kept_bytes(form, one)
     if form in ("plain", FUSED):
         fused = form == FUSED
         counted["flops"] = causal.flops(one, direction, fused=fused)

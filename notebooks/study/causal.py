@@ -29,13 +29,13 @@ from fusedlib.bench import check
 from fusedlib.bench.attempt import Attempt, Unavailable, is_out_of_memory
 from fusedlib.bench.problem import Operands
 from fusedlib.bench.turns import Checked, Turn, workload_turn
-from study import footprint, rivals
+from study import rivals
+from study.allocator import kept, peak
 from study.cases import Case
 from study.fits import require_memory
 from study.models.transformer import plain_attention
-from study.profiler import profiling
 from study.rivals import Task, Workload, rival
-from study.settings import DTYPES
+from study.settings import DTYPES, MIB
 
 SHAPE = ("context_length", "head_dim", "batch_size", "dtype")
 
@@ -128,21 +128,21 @@ def traffic(problem: AttentionProblem, direction: str, *, fused: bool) -> int:
     return linear + SQUARE_PASSES[direction] * problem.square + mask
 
 
-def kept(form: str, problem: AttentionProblem) -> dict[str, int]:
-    """Bytes by tensor kept for the backward pass beside Q, K and V.
+def kept_bytes(form: str, problem: AttentionProblem) -> int:
+    """Bytes kept for the backward pass beside Q, K and V.
 
     Args:
-        form: "plain", "math" (torch's backend of that name) or "fused".
+        form: "plain" keeps P and the mask, "math" (torch's backend of that name) P, scaled Q and K
+            in fp32, and V where it is cast, "fused" O and the logsumexp.
     """
-    halves = DTYPES[problem.dtype] < _MATH_BYTES
-    wide = problem.rows * problem.head_dim * _MATH_BYTES
-    square = problem.rows * problem.context_length * _MATH_BYTES
-    forms = {
-        "plain": {"P": problem.square, "mask": problem.context_length**2},
-        "math": {"P": square, "scaled Q": wide, "scaled K": wide, "V in fp32": halves * wide},
-        "fused": {"out": problem.linear, "logsumexp": problem.rows * _LOGSUMEXP_BYTES},
-    }
-    return {name: nbytes for name, nbytes in forms[form].items() if nbytes}
+    square, wide = (
+        _MATH_BYTES * problem.rows * n for n in (problem.context_length, problem.head_dim)
+    )
+    return {
+        "plain": problem.square + problem.context_length**2,
+        "math": square + (3 if DTYPES[problem.dtype] < _MATH_BYTES else 2) * wide,
+        "fused": problem.linear + problem.rows * _LOGSUMEXP_BYTES,
+    }[form]
 
 
 def plain_peak(problem: AttentionProblem, device: str) -> int:
@@ -227,37 +227,16 @@ def sdpa(operands: Operands) -> Workload:
 
 
 def chosen(case: Case) -> dict[str, Any]:
-    """What torch says of the backend that `scaled_dot_product_attention` takes by itself.
+    """The backend that `scaled_dot_product_attention` takes by itself, by autograd's node.
 
     Args:
         case: a shape, and `mask`: "flag" for is_causal=True, "tensor" for a mask of booleans.
-
-    Returns:
-        `backend`, by autograd's node; `can_flash`, `can_efficient` and `can_cudnn`,
-        whether CUDA's could run; `kernels`, what ran on a GPU, else the operations, by a profiler.
     """
-    device = case["device"]
-    leaves = draw(AttentionProblem.of(case), device).leaves()
-    query, key, value = leaves.values()
-    ones = torch.ones(2 * query.shape[-2:-1], dtype=torch.bool, device=device)
+    query, key, value = draw(AttentionProblem.of(case), case["device"]).leaves().values()
+    ones = torch.ones(2 * query.shape[-2:-1], dtype=torch.bool, device=case["device"])
     mask = ones.tril() if case["mask"] == "tensor" else None
-    backends = torch.backends.cuda
-    asked = backends.SDPAParams(query, key, value, mask, 0.0, mask is None, False)
-    can = {
-        f"can_{name}": bool(getattr(backends, f"can_use_{name}_attention")(asked))
-        for name in ("flash", "efficient", "cudnn")
-    }
-
-    def attend() -> Tensor:
-        return F.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
-
-    backend = backend_of(attend())
-    with profiling(device) as profile:
-        attend()
-    events = profile.key_averages()
-    ran = [e.key for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
-    operations = [e.key for e in events if "attention" in e.key]
-    return {"backend": backend, **can, "kernels": ran or operations}
+    attended = F.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
+    return {"backend": backend_of(attended)}
 
 
 @rival(
@@ -499,7 +478,11 @@ class Setup:
         work = one.build(self.operands)
         figures = {**one.facts(), **work.figures}
         figures |= self._errors(NAMES, check.results_of(work, dout))
-        figures |= footprint.measure(work, dout)
+        work.reset()
+        saved = kept(work.forward, work.leaves.values())
+        figures["kept_mib"] = sum(one.nbytes for one in saved) / MIB
+        figures["peak_mib"] = peak(lambda: work.forward().backward(dout), self.device)
+        work.reset()
 
         def turn(timed: Case) -> Turn:
             names = NAMES[:1] if timed["direction"] == "forward" else NAMES

@@ -15,7 +15,7 @@ from fusedlib import reference
 from fusedlib.bench.arguments import require_least
 from fusedlib.bench.attempt import forget_compiled, free_memory
 from study import ledger, mlp, rivals
-from study.allocator import kept, passed
+from study.allocator import kept, mib_of, passed
 from study.cases import Case, Row, device_of, grid
 from study.fits import require_memory
 from study.mlp import MODULE, TASK, SwiGLUProblem, draw
@@ -116,28 +116,19 @@ def figures(case: Case) -> dict[str, Any]:
         min(problem.tokens, MOST_TOKENS), min(problem.hidden_size, WIDEST),
         min(problem.intermediate_size, WIDEST), problem.dtype,
     )  # fmt: skip
-    found = rival.facts() | {"checked_at": checked.shape} | _errors(rival, checked, device)
+    found = rival.facts() | _errors(rival, checked, device)
     if deep:
         return found | _stack(case)
-    idle = _allocated(device)
     inputs = draw(problem, device)
     work = workload(rivals.get(TASK, name), inputs)
     found["path"] = work.path
     if case["experiment"] == "saved":
         saved = kept(work.forward, work.leaves.values())
-        found["saved_mib"] = sum(one.nbytes for one in saved) / MIB
-        return found | {"kept": sorted(one.tensor for one in saved)}
-    operands = sum(leaf.untyped_storage().nbytes() for leaf in work.leaves.values()) / MIB
+        return found | {"saved_mib": sum(one.nbytes for one in saved) / MIB}
+    found |= {"operands_mib": mib_of(work.leaves.values()), "dy_mib": mib_of([inputs.dy])}
     work.forward().backward(inputs.dy)  # libraries, kernels and workspaces are there from now on
     work.reset()
-    step = passed(work.forward, inputs.dy)
-    found |= {"idle_mib": idle / MIB, **step.figures()}
-    if found["complete"]:
-        found |= {f"live_{part}_mib": live for part, live in step.live_mib().items()}
-    return found | {
-        "operands_mib": operands, "dy_mib": inputs.dy.untyped_storage().nbytes() / MIB,
-        "forward_events": step.forward_events,
-    }  # fmt: skip
+    return found | passed(work.forward, inputs.dy).figures()
 
 
 def counted_mib(case: Case) -> float:
@@ -177,14 +168,9 @@ def _stack(case: Case) -> dict[str, Any]:
         modules.zero_grad(set_to_none=True)
     x.grad = None
     found = passed(partial(modules, x), dy).figures()
-    weights = sum(w.untyped_storage().nbytes() for w in modules.parameters()) / MIB
-    ends = 2 * dy.untyped_storage().nbytes() / MIB
+    weights, ends = mib_of(modules.parameters()), 2 * mib_of([dy])
     found["total_peak_mib"] = (2 if held else 1) * weights + ends + found["peak_mib"]
     return found | {"path": mlp.path(modules[0], x)}
-
-
-def _allocated(device: str) -> int:
-    return torch.cuda.memory_allocated() if device == "cuda" else 0
 
 
 # --- rows ----------------------------------------------------------------------------------------
@@ -196,14 +182,11 @@ NUMBERS = [*SHAPE[:3], "operands_mib", "dy_mib", "peak_mib", "saved_mib", "total
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with what follows from them.
 
-    Of a layer: `shape`; `density`, its tokens over its hidden size, and `aspect`, its intermediate
-    over its hidden size, with which all counts scale; `saved_f` and `peak_f`, what is saved and the
-    peak in units of F.
-    Of a step: `peak_at`, `counted` and `counted_mib`, the peak by the ledger of the path that ran;
-    `whole_mib`, the peak with weights and inputs; `over_fused`, Liger's over fusedlib's in the same
-    set; `beside_liger`, how fusedlib's peak compares with Liger's, in words. Of a stack:
-    `layer_mib`, the peak over that of the stack before it, a layer, and `layer_counted_mib`, the
-    same by hand; `in_weights`, the peak a layer over the weights of one.
+    Of a layer `shape` and `saved_f`, what is saved in units of F. Of a step `peak_at`, `counted`
+    and `counted_mib`, the peak by the ledger of the path that ran; `whole_mib`, the peak with
+    weights and inputs; `beside_liger`, how fusedlib's peak compares with Liger's, in words. Of a
+    stack `layer_mib`, the peak over that of the stack before it, a layer, and `layer_counted_mib`,
+    the same by hand; `in_weights`, the peak a layer over the weights of one.
     """
     used = [*SHAPE, *NUMBERS, "held", "path", "set", "experiment", *_PARTS]
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *used])))
@@ -214,18 +197,15 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     widths = zip(tokens, hidden, inner, strict=True)
     rows = rows.assign(
         **numbers, shape=["·".join(f"{n:.0f}" for n in shape) for shape in widths],
-        density=tokens / hidden, aspect=inner / hidden,
-        saved_f=numbers["saved_mib"] / one_f, peak_f=numbers["peak_mib"] / one_f,
+        saved_f=numbers["saved_mib"] / one_f,
         whole_mib=numbers["operands_mib"] + numbers["dy_mib"] + numbers["peak_mib"],
         in_weights=numbers["total_peak_mib"] * MIB / (3 * hidden * inner * nbytes)
         / numbers["layers"],
     )  # fmt: skip
     steps, stacks = (rows[rows["experiment"] == name] for name in ("step", "stack"))
-    fused, liger = (_beside(steps, name, ["peak_mib", "whole_mib"]) for name in ("fused", "liger"))
-    is_liger = steps["provider"] == "liger"
+    fused, liger = (_beside(steps, name) for name in ("fused", "liger"))
     return rows.assign(
-        over_fused=(steps["whole_mib"] / fused["whole_mib"]).where(is_liger),
-        beside_liger=_in_words(steps["tokens"], fused["peak_mib"] / liger["peak_mib"]),
+        beside_liger=_in_words(steps["tokens"], fused / liger),
         layer_mib=_one_more_layer(stacks), layer_counted_mib=_layer_by_hand(stacks),
         **_counted(steps),
     )  # fmt: skip
@@ -234,11 +214,11 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
 _PARTS = {f"peak_{name}_mib": name for name in ("saved", "output", "gradients", "temporaries")}
 
 
-def _beside(steps: pd.DataFrame, provider: str, values: list[str]) -> pd.DataFrame:
-    """Beside each step the figures of this provider for its problem, in the same set."""
+def _beside(steps: pd.DataFrame, provider: str) -> pd.Series:
+    """Beside each step the peak of this provider for its problem, in the same set."""
     keys = ["machine", "set", *SHAPE]
     theirs = steps[(steps["provider"] == provider) & steps["peak_mib"].notna()]
-    return steps[keys].join(theirs.groupby(keys)[values].last(), on=keys)
+    return steps[keys].join(theirs.groupby(keys)["peak_mib"].last(), on=keys)["peak_mib"]
 
 
 def _in_words(tokens: pd.Series, ratio: pd.Series) -> pd.Series:
@@ -294,27 +274,19 @@ def by_part(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def from_tables(published: pd.DataFrame) -> pd.DataFrame:
-    """Published peaks and ratios, as `press.show.published` has them, in the columns of the rows.
+    """Published peaks, as `press.show.published` has them, in the columns of the rows.
 
     MB are powers of two there: their differences are whole numbers of tensors in MiB.
     """
-    ratios = published["table"] == "benchmark_memory.py"
-    peaks = published[(published["file"] == "swiglu_memory")]
-    ratios = published[(published["file"] == "swiglu_ratios") & ratios]
+    peaks = published[published["file"] == "swiglu_memory"]
     stack = peaks["num_layers"].notna()
-    peaks = peaks.assign(
+    return peaks.assign(
         experiment=stack.map({True: "stack", False: "step"}), layers=peaks["num_layers"],
         whole_mib=peaks["peak_mb"].mask(stack), total_peak_mib=peaks["peak_mb"].where(stack),
-    )  # fmt: skip
-    ratios = ratios.assign(
-        experiment="step", over_fused=ratios["liger_over_fused"], implementation="liger"
-    )
-    both = pd.concat([peaks, ratios], ignore_index=True)
-    return both.assign(
-        machine="published", set="published", status="ok",
-        provider=both["implementation"].replace({"fused": ITS_LAYER}), dtype="float32",
-        tokens=both["batch_size"], hidden_size=both["d_model"], intermediate_size=both["d_model"],
-        race=[f"published {n}" for n in range(len(both))],
+        machine="published", set="published", status="ok", dtype="float32",
+        provider=peaks["implementation"].replace({"fused": ITS_LAYER}),
+        tokens=peaks["batch_size"], hidden_size=peaks["d_model"],
+        intermediate_size=peaks["d_model"], race=[f"published {n}" for n in range(len(peaks))],
     )  # fmt: skip
 
 

@@ -6,23 +6,19 @@ in turns with no checkpoint at all. A plan is a race's `provider`, such as "segm
 """
 
 import gc
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fusedlib.bench import check, timing
-from fusedlib.bench.arguments import require_least
 from fusedlib.bench.attempt import Unavailable, Wrong, is_out_of_memory
-from study import allocator
-from study.allocator import Casts, Watch, curve, total, watching
+from study.allocator import at_peak, kept, total, watching
 from study.cases import Case, Row, device_of, grid
 from study.fits import require_memory
 from study.models import activations, checkpointed, transformer
@@ -46,7 +42,6 @@ QUICK: dict[str, Any] = {
     "segments": [1, 2, 4],  # blocks of a checkpointed segment
     "nested": [2],  # the same, its blocks checkpointed again
     "first": [2],  # how many of the first blocks are checkpointed alone
-    "repetitions": 3,  # timed passes a plan
 }
 FULL: dict[str, Any] = QUICK | {
     "model": "2.7b", "contexts": [128, 256, 512], "attentions": ["plain", "sdpa"],
@@ -58,13 +53,8 @@ PROFILES = {"quick": QUICK, "full": FULL}
 MODES = ("forward, no_grad", "forward", "step")
 STEPS = 2  # the second has AdamW's moments from its beginning
 WHOLE = CheckpointPlan("none")
-POINTS, LARGEST = 400, 8
+REPETITIONS = 3  # timed passes a plan
 GIB = 2**30
-# The parts that `models.activations` names, by the modules' names.
-PARTS = {
-    "attention_norm": "attention norm", "attention": "attention", "mlp_norm": "mlp norm",
-    "mlp": "mlp", "norm": "last norm", "output": "output",
-}  # fmt: skip
 
 
 def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
@@ -94,7 +84,7 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
     for precision in s.plan_precisions:
         shared = setting(s.plan_model, s.plan_context, s.plan_attention, precision, s.device)
         listed += grid(
-            {"experiment": "checkpoint", "repetitions": s.repetitions, **shared},
+            {"experiment": "checkpoint", "repetitions": REPETITIONS, **shared},
             provider=[f"{plan.kind} {plan.size}" for plan in plans],
         )  # fmt: skip
     return listed
@@ -107,7 +97,6 @@ def setting(
     """What every case of one model and size of work shares; device "auto" takes the best one."""
     config(model, context_length=context_length, attention=attention)
     activations.widths(precision)
-    require_least(1, batch_size=batch_size)
     return {
         "model": model, "context_length": context_length, "batch_size": batch_size,
         "attention": attention, "precision": precision, "device": device_of(device),
@@ -153,12 +142,12 @@ def moments(case: Mapping[str, Any]) -> dict[str, dict[str, int]]:
         return {"forward": {"weights": weights, "casts": casts, "temporaries": temporaries}}
     stays = {"weights": weights, "optimizer": 2 * weights if mode == "step" else 0}
     saved = activations.saved_bytes(shape, precision, device, batch)
-    kept = stays | {"activations": saved, "casts": casts}
-    counts = {"forward": kept | {"temporaries": passing["forward"]}}
+    held = stays | {"activations": saved, "casts": casts}
+    counts = {"forward": held | {"temporaries": passing["forward"]}}
     if mode == "step":
         widest = max(shape.vocab_size, shape.d_ff, shape.d_model) * shape.d_model * width
         update = weights if device == "cuda" else 2 * widest
-        counts["loss"] = kept | {"temporaries": passing["backward"]}
+        counts["loss"] = held | {"temporaries": passing["backward"]}
         counts["update"] = stays | {"gradients": weights, "temporaries": update}
     return counts
 
@@ -184,8 +173,8 @@ def check_size(case: Mapping[str, Any]) -> None:
 def block_bytes(row: Mapping[str, Any]) -> tuple[int, int]:
     """Bytes of a block's input and of all that the block keeps for its backward pass."""
     shape, precision, batch = shape_of(row), str(row["precision"]), int(row["batch_size"])
-    kept = activations.of_block(shape, precision, str(row["device"]), batch)
-    return activations.tensor_bytes(shape, precision, batch), activations.total(kept)
+    held = activations.total(activations.of_block(shape, precision, str(row["device"]), batch))
+    return activations.tensor_bytes(shape, precision, batch), held
 
 
 # --- what runs -----------------------------------------------------------------------------------
@@ -216,46 +205,6 @@ class Program(Trainer):
         self.loss_by(plan).backward()
 
 
-def saved_bytes(program: Program) -> dict[str, int]:
-    """Bytes that one forward keeps by part of the model, `casts` apart; weights and data left out.
-
-    Autograd's saved-tensor hooks see each; what runs outside all parts is the loss.
-    """
-    model, nbytes = program.model, Counter[str]()
-    given = [*model.parameters(), *model.buffers(), program.tokens, program.targets]
-    casts = Casts(model.parameters())
-
-    def forward() -> None:
-        with casts:
-            program.loss_by(WHOLE)
-
-    with _current_part(model) as stack:
-
-        def part(tensor: Tensor) -> str:
-            address = tensor.untyped_storage().data_ptr()
-            return "casts" if address in casts.addresses else stack[-1]
-
-        for one in allocator.kept(forward, given, part):
-            nbytes[one.part] += one.nbytes
-    return dict(nbytes)
-
-
-@contextmanager
-def _current_part(model: nn.Module) -> Iterator[list[str]]:
-    """The part that runs now, on top of a stack."""
-    stack, hooks = ["loss"], []
-    for name, module in model.named_modules():
-        if part := PARTS.get(name.rpartition(".")[2]):
-            enter = module.register_forward_pre_hook(lambda *_, part=part: stack.append(part))
-            leave = module.register_forward_hook(lambda *_: (stack.pop(), None)[1])
-            hooks += [enter, leave]
-    try:
-        yield stack
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 # --- measuring -----------------------------------------------------------------------------------
 
 
@@ -266,7 +215,7 @@ def available(case: Case) -> None:
 
 
 def watched(case: Case) -> dict[str, Any]:
-    """The timeline of a pass, its peaks by kind, and what its forward keeps by part of the model.
+    """The peak of a pass and its parts, and the bytes that its forward keeps, casts among them.
 
     Raises:
         Unavailable: this device's allocator tells nothing.
@@ -280,41 +229,26 @@ def watched(case: Case) -> dict[str, Any]:
     make = partial(Program.of, case, "step" if whole else "forward", adam=adam)
     quiet = torch.no_grad() if case["mode"] == MODES[0] else nullcontext()
     with counted_by_cuda(device) as counters, quiet:
-        program, watch = watched_steps(
-            make, torch.device(device), STEPS if whole else 1, note_casts=True
-        )
-    figures = _timeline(watch)
-    figures |= {"peak_mib": figures["events_peak_mib"], **counters}
-    held = {"weights": program.model.parameters(), "gradients": gradients_of(program)}
-    for name, tensors in (held | {"state": moments_of(program.optimizer)}).items():
-        figures[f"{name}_bytes"] = sum(t.nbytes for t in tensors)
+        program, watch = watched_steps(make, torch.device(device), STEPS if whole else 1)
+    held = watch.held()
+    figures = at_peak(held) | counters
+    tensors = {"weights": program.model.parameters(), "gradients": gradients_of(program)}
+    for name, own in (tensors | {"state": moments_of(program.optimizer)}).items():
+        figures[f"{name}_bytes"] = sum(t.nbytes for t in own)
+    if whole:
+        low, high = (watch.history.moments[f"{name} {STEPS}"] for name in ("forward", "backward"))
+        figures["peak_in_backward_mib"] = int(total(held)[low - 1 : high].max()) / MIB
     if case["mode"] == "forward":
         assert isinstance(program, Program)
-        saved = saved_bytes(program)
-        figures |= {f"saved_{part.replace(' ', '_')}_bytes": n for part, n in saved.items()}
+        figures["saved_whole_bytes"] = saved_bytes(program)
     return figures
 
 
-def _timeline(watch: Watch) -> dict[str, Any]:
-    """The timeline, its peak, the moments, and what the last forward left."""
-    every = allocator.classify(watch.history, watch.addresses)
-    held = allocator.live(every, len(watch.history.changes))
-    together, marks = total(held), watch.history.moments
-    begin, end, _ = watch.addresses.forwards[-1]
-    forward = marks[end]
-    before = ("weights", "gradients", "optimizer")  # there without the forward
-    figures: dict[str, Any] = {
-        "events_peak_mib": int(together.max()) / MIB,
-        "moment_names": list(marks), "moment_at": list(marks.values()),
-        **curve(held, POINTS, [m - 1 for m in marks.values()]),
-        **_listed(allocator.largest(every, forward, LARGEST, before)),
-    }  # fmt: skip
-    for name, series in held.items():
-        figures[f"forward_{name}_mib"] = int(series[forward - 1]) / MIB
-    edges = list(marks.items())[list(marks).index(begin) :]  # of the last pass
-    for (_, low), (name, high) in pairwise(edges):
-        figures[f"peak_in_{name.split()[0]}_mib"] = int(together[low - 1 : high].max()) / MIB
-    return figures
+def saved_bytes(program: Program) -> int:
+    """Bytes that one forward keeps, weights and data left out, by autograd's own hooks."""
+    model = program.model
+    given = [*model.parameters(), *model.buffers(), program.tokens, program.targets]
+    return sum(one.nbytes for one in kept(partial(program.loss_by, WHOLE), given))
 
 
 class Plans:
@@ -342,7 +276,7 @@ class Plans:
             del both["none"]
         figures = held_by(program, plan)
         error = gradient_error(gradients_of(program), self._true)
-        figures |= {"gradient_error": error, "num_layers": program.shape.num_layers}
+        figures["gradient_error"] = error
         dtype = torch.float32 if case["precision"] == "fp32" else torch.bfloat16
         allowed = check.allowed(self._baseline, dtype)
         if not error <= allowed:
@@ -353,8 +287,7 @@ class Plans:
         )  # fmt: skip
         figures |= times["plan"].figures()
         if "none" in times:
-            ratio = times["plan"].ratio_to(times["none"])
-            figures |= {"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
+            figures["ratio"] = times["plan"].ratio_to(times["none"]).value
         return figures
 
     def _prepared(self, case: Case) -> Program:
@@ -406,8 +339,8 @@ def _zero(program: Program) -> None:
 
 
 def held_by(program: Program, plan: CheckpointPlan) -> dict[str, Any]:
-    """MiB over base, weights and gradients, at the end of the forward and at the peak, and the
-    largest blocks there. On CUDA the peak is the allocator's own count.
+    """MiB over base, weights and gradients, at the peak, on CUDA by the allocator's own count, and
+    the pass in which that lies.
     """
     _zero(program)
     with counted_by_cuda(program.device.type) as counters, watching(program.device) as watch:
@@ -415,22 +348,9 @@ def held_by(program: Program, plan: CheckpointPlan) -> dict[str, Any]:
         watch.mark("forward")
         loss.backward()
     counters.pop("reserved_peak_mib", None)  # of the pass without checkpoints just before
-    every = allocator.blocks(watch.history)
-    events = total(allocator.live(every, len(watch.history.changes)))
-    at, forward = int(np.argmax(events)), watch.history.moments["forward"]
-    groups = _listed(allocator.largest(every, at + 1, LARGEST))
-    del groups["largest_category"]  # nothing was named here
-    return {
-        "kept_mib": int(events[forward - 1]) / MIB, "events_peak_mib": int(events[at]) / MIB,
-        "peak_mib": int(events[at]) / MIB, "peak_in": "forward" if at < forward else "backward",
-        **groups, **counters,
-    }  # fmt: skip
-
-
-def _listed(groups: Sequence[tuple[int, int, str, str]]) -> dict[str, list[Any]]:
-    """Groups of blocks as a row's lists."""
-    names = ("largest_count", "largest_bytes", "largest_category", "largest_where")
-    return {name: [group[at] for group in groups] for at, name in enumerate(names)}
+    held, forward = total(watch.held()), watch.history.moments["forward"]
+    peak_in = "forward" if int(np.argmax(held)) < forward else "backward"
+    return {"peak_mib": int(held.max()) / MIB, "peak_in": peak_in, **counters}
 
 
 @contextmanager
@@ -468,7 +388,6 @@ def clear(device: str, *, workspaces: bool = True) -> None:
 
 # --- rows ----------------------------------------------------------------------------------------
 
-PLANS = ("none", "first", "segments", "nested")
 _ALLOCATOR = {"requested_peak_mib": "asked_gib", "reserved_peak_mib": "reserved_gib"}
 SETTING = ("model", "context_length", "batch_size", "attention", "precision", "device")
 
@@ -479,18 +398,13 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     Of every row `setting`, the model with its tokens; `peak_gib` and `counted_gib`, the peak
     measured and by formula, and `over`, by what share it lies above; `asked_gib` and
     `reserved_gib`, the most that was asked of CUDA's allocator, which hands out whole blocks, and
-    the most that it held in reserve. Of a plan `plan`, `blocks` and
-    `plan_name`; `ratio`, its time over that of no checkpoint in the same turns, which is 1 for no
-    checkpoint where that ran; `counted_ratio`, the same by counting passes.
+    the most that it held in reserve. Of a plan `plan`, `blocks` and `plan_name`; `ratio`, its time
+    over that of no checkpoint in the same turns, which is 1 for no checkpoint where that ran.
     """
     used = ["peak_mib", *_ALLOCATOR, "ratio", "mode", "experiment", "provider", "status", *SETTING]
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *used])))
     listed = rows.to_dict("records")
     plans = [plan_of(c) if c["experiment"] == "checkpoint" else None for c in listed]
-    passes = [
-        plan.passes(shape_of(case).num_layers) if plan else None
-        for plan, case in zip(plans, listed, strict=True)
-    ]
     peak = rows["peak_mib"].astype(float)
     counted = pd.Series(map(counted_mib, listed), rows.index, dtype=float)
     whole = pd.Series([plan == WHOLE for plan in plans], rows.index, dtype=bool)
@@ -502,7 +416,6 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
         peak_gib=peak * MIB / GIB, counted_gib=counted * MIB / GIB, over=peak / counted - 1,
         **{name: rows[mib].astype(float) / 1024 for mib, name in _ALLOCATOR.items()},
         ratio=rows["ratio"].astype(float).mask(whole & (rows["status"] == "ok"), 1.0),
-        counted_ratio=[(n + 2) / 3 if n else None for n in passes],
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from fusedlib.bench.arguments import require_known
 from fusedlib.bench.attempt import Unavailable, free_memory, is_out_of_memory
 from fusedlib.bench.timing import synchronize
 from study import step_clock
-from study.allocator import Casts, Watch, watching
+from study.allocator import Watch, watching
 from study.cases import Case
 from study.fits import require_memory
 from study.models.transformer import Transformer, TransformerConfig, config, loss
@@ -196,9 +196,8 @@ def moments_of(optimizer: torch.optim.Optimizer | None) -> list[Tensor]:
 
 
 def watched_steps(
-    make: Callable[[], step_clock.Trainer], device: torch.device, count: int, *,
-    note_casts: bool = False,
-) -> tuple[step_clock.Trainer, Watch]:  # fmt: skip
+    make: Callable[[], step_clock.Trainer], device: torch.device, count: int
+) -> tuple[step_clock.Trainer, Watch]:
     """Make a trainer and let it make so many steps, with a moment at each border of a section: the
     trainer is watched from before it is made, so that every block that its steps hold is known.
 
@@ -213,23 +212,21 @@ def watched_steps(
         for number in range(1, count + 1):
             trainer.clear()
             watch.mark(f"begin {number}")
-            trainer.issue(partial(_section, trainer, watch, number, note_casts))
+            trainer.issue(partial(_section, trainer, watch, number))
             del trainer.loss
     return trainer, watch
 
 
 @contextmanager
 def _section(
-    trainer: step_clock.Trainer, watch: Watch, number: int, note_casts: bool, name: str
+    trainer: step_clock.Trainer, watch: Watch, number: int, name: str
 ) -> Iterator[None]:  # fmt: skip
     """A section whose end is a moment at which it is known whose memory is whose."""
-    noting = name == "forward" and note_casts
-    with Casts(trainer.model.parameters()) if noting else nullcontext() as casts:
-        yield
+    yield
     moment = f"{'step' if name == 'optimizer' else name} {number}"
     if name == "forward":
         watch.mark(moment)
-        watch.forward(f"begin {number}", moment, casts.addresses if casts else ())
+        watch.forward(f"begin {number}", moment)
     elif name == "backward":
         watch.mark(moment, "gradients", gradients_of(trainer))
     else:

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from fusedlib.bench.attempt import free_memory, is_out_of_memory
-from study import allocator
-from study.allocator import History, KnownAddresses, curve, total
+from study.allocator import Watch, at_peak, live, total
 from study.cases import Case
 from study.patched import CONFIGS, LlamaTrainer, alone, path_of, tokens
 from study.settings import MIB
@@ -17,7 +16,6 @@ from study.trainer import watched_steps
 GROWING = {"batch": 1, "context": 256}
 """What a limit looks for, and the unit that it is told in."""
 TRIES = 6
-POINTS = 300
 
 
 def memory(case: Case) -> dict[str, Any]:
@@ -33,32 +31,26 @@ def memory(case: Case) -> dict[str, Any]:
         return LlamaTrainer(model, call, ids, optimizer=True)
 
     _, watch = watched_steps(make, torch.device(case["device"]), 2)
-    figures = _split(watch.history, watch.addresses, CONFIGS[case["model"]]["vocab_size"])
+    figures = _split(watch, CONFIGS[case["model"]]["vocab_size"])
     tokens_of = case["batch_size"] * case["context_length"]
     return figures | {"tokens": tokens_of, "path": path_of(case)}
 
 
-def _split(history: History, addresses: KnownAddresses, vocabulary: int) -> dict[str, Any]:
-    """The timeline of the second step by category, and the same at its peak."""
+def _split(watch: Watch, vocabulary: int) -> dict[str, Any]:
+    """The peak of the second step by category, and where it lies."""
     odd = vocabulary // (vocabulary & -vocabulary)
-    every = allocator.classify(history, addresses)
-    passing, changes = ("activations", "temporaries", "other"), len(history.changes)
+    every, moments = watch.blocks(), watch.history.moments
+    passing, changes = ("activations", "temporaries", "other"), len(watch.history.changes)
     wide = {id(b) for b in every if b.category in passing and not b.nbytes % odd}
     held, logits = (
-        allocator.live([b for b in every if (id(b) in wide) == chosen], changes)
-        for chosen in (False, True)
+        live([b for b in every if (id(b) in wide) == chosen], changes) for chosen in (False, True)
     )
     held |= {"logits": total(logits)}
-    del held["casts"]
-    ends = [history.moments[f"{name} 2"] for name in ("begin", "forward", "backward", "step")]
+    ends = [moments[f"{name} 2"] for name in ("begin", "forward", "backward", "step")]
     held = {name: series[ends[0] : ends[-1]] for name, series in held.items()}
-    together, ends = total(held), [end - ends[0] for end in ends[1:]]
-    at = int(np.argmax(together))
-    sections = zip(("forward", "backward", "update"), ends, strict=True)
-    return {
-        "peak_mib": int(together.max()) / MIB, "moment_at": ends,
-        "peak_in": next(name for name, end in sections if at < end), **curve(held, POINTS),
-    }  # fmt: skip
+    at = ends[0] + int(np.argmax(total(held)))
+    sections = zip(("forward", "backward", "update"), ends[1:], strict=True)
+    return {**at_peak(held), "peak_in": next(name for name, end in sections if at < end)}
 
 
 def limit(case: Case) -> dict[str, Any]:
