@@ -765,10 +765,9 @@ def fusing_pays_where_hidden_is_small(measured: Rows) -> bool:
     return len(least) == 7 and bool((least.to_numpy()[:-1] > most.to_numpy()[1:]).all())
 
 
-def liger_s_whole_mlp_takes_longer(measured: Rows) -> bool:
-    models = of(measured, group="models", dtype="bfloat16", launch="python")
-    gains = of(times_as_fast(models, "eager"), provider="liger-mlp")["ratio"]
-    return len(gains) >= 8 and bool((gains < 1).all())
+def less_than_a_fifth_more_speed(measured: Rows) -> bool:
+    gains = gains_of_models(measured)["fused"]
+    return len(gains) == 8 and bool(gains.between(1.02, 1.2).all() and gains.max() > 1.1)
 
 
 def matrices_saved(measured: Rows) -> bool:
@@ -959,17 +958,16 @@ SAID = [
      ["nvidia-h100"], liger_behind_compiled_families),
     ("warmup", "In one of two recordings of the H100 the sizes differ by more than the claim "
      "below allows", ["nvidia-h100"], apart_in_one_of_two),
-    ("01_kernel/kernels", "Forward and backward, the library has two thirds or more of what the "
-     "products alone would give, and more than all of it for Qwen2.5-7B",
-     BOTH, two_thirds_of_the_products),
+    ("01_kernel/kernels", "The library has two thirds or more of what the products alone would "
+     "give, and more than all of it for Qwen2.5-7B", BOTH, two_thirds_of_the_products),
     ("01_kernel/kernels", "fusing is worth most where hidden is small",
      BOTH, fusing_pays_where_hidden_is_small),
     ("01_kernel/kernels", "the products stay, and take most of the time",
      BOTH, most_in_the_products),
-    ("01_kernel/kernels", "It takes longer than PyTorch for every model",
-     BOTH, liger_s_whole_mlp_takes_longer),
-    ("01_kernel/memory", "in 16 bits fusedlib keeps two matrices for backward, Liger and "
-     "torch.compile three, PyTorch four", BOTH, matrices_saved),
+    ("01_kernel/kernels", "In 16 bits and with many tokens expect less than a fifth more speed",
+     BOTH, less_than_a_fifth_more_speed),
+    ("01_kernel/memory", "in 16 bits fusedlib keeps two matrices for backward, PyTorch four", BOTH,
+     matrices_saved),
     ("02_faster/anatomy", "In TF32 at the narrowest and the widest alone, in IEEE nowhere",
      BOTH, repaired_in_tf32_ahead_at_both_ends),
     ("02_faster/anatomy", "at width 4,096 a factor above two and a half (as published, circles) "
