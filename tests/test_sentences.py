@@ -445,19 +445,6 @@ def high_is_tf32_on_a_card_alone(measured: Rows) -> bool:
     return bool(on_card and host["medium"] > 1000 * host["high"] == 1000 * host["highest"])
 
 
-def autocast_by_operation(measured: Rows) -> bool:
-    ran = of(measured, experiment="autocast", dtype="bf16")
-    kinds = ran.groupby(["provider", "device"])["kind"].agg(
-        lambda kind: "/".join(sorted({*map(str, kind)}))
-    )
-    follows = "follows its input"
-    return {**kinds["cross_entropy"], **kinds["layer_norm"].add_prefix("layer "),
-            **kinds["rms_norm"].add_prefix("rms ")} == {
-        "cpu": "fp32", "cuda": "fp32", "layer cpu": follows, "layer cuda": "fp32",
-        "rms cpu": follows, "rms cuda": follows,
-    }  # fmt: skip
-
-
 def longest_sums(measured: Rows) -> Rows:
     """Errors at the largest K by format, data and how a card added."""
     core = of(measured, experiment="tensor_core", device="cuda", k=131_072)
@@ -848,9 +835,6 @@ SAID = [
     ("precision", "because its error is smaller than bf16's", BOTH, high_errs_less_than_bf16),
     ("05_precision", "A card rounds factors to TF32 at high and medium; the recorded CPU takes no "
      "notice of high, and rounds to bf16 at medium", BOTH, high_is_tf32_on_a_card_alone),
-    ("05_precision", "A loss is in fp32 on both devices, a layer norm on a card alone, and an RMS "
-     "norm, which divides a row by its root mean square, follows its input", BOTH,
-     autocast_by_operation),
     ("05_precision", "the longest positive sum errs about a hundred times as much as in fp32 "
      "units, or more", BOTH, cut_errs_a_hundred_times_as_much),
     ("05_precision", "cuBLAS errs as the tensor core up to K = 2,048 (fp16 and bf16), and takes "
