@@ -9,50 +9,50 @@ from pathlib import Path
 import limits
 
 
-def add(a, b, start):
+def add(a, b):
     print("noise that must not reach the answer")
-    return {"sum": a + b, "pid": os.getpid(), **start}
+    return {"sum": a + b, "pid": os.getpid()}
 
 
-def fail(start):
+def fail():
     raise RuntimeError("broken on purpose\nsecond line")
 
 
-def out_of_memory(start):
+def out_of_memory():
     raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
 
 
-def unavailable(start):
+def unavailable():
     from fusedlib.bench.attempt import Unavailable
 
     raise Unavailable("no such card")
 
 
-def killed(start):
+def killed():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def crash(start):
+def crash():
     print("last words", file=sys.stderr, flush=True)
     os._exit(7)
 
 
-def sleep(path, start):
+def sleep(path):
     Path(path).write_text(str(os.getpid()))
     time.sleep(limits.TEST_S)  # longer than anybody waits for its end
 
 
-def sleep_or_fail(path, wrong, start):
+def sleep_or_fail(path, wrong):
     from fusedlib.bench.attempt import Wrong
 
     if wrong is None:
-        sleep(path, start)
+        sleep(path)
     while not (Path(path).exists() and Path(path).read_text()):
         time.sleep(0.01)
     raise Wrong("of one", wrong)
 
 
-def wait_for_others(path, at, of, start):
+def wait_for_others(path, at, of):
     """The last to come sees that those before, which have answered, are still there."""
     here = Path(path)
     while at and not (here / str(at - 1)).exists():

@@ -13,7 +13,7 @@ from fusedlib.bench.attempt import Unavailable
 from outcomes import outcome
 from processes import wait_for
 from study import distributed, paths
-from study.distributed import communication, engines, job
+from study.distributed import engines, job
 from study.trace import Piece
 
 SMALL = {
@@ -34,14 +34,12 @@ def a_case(strategy="fsdp2-2", provider="fused", processes=2, **more):
 def test_what_differs_from_one_process_is_wrong(name):
     true = {"reference_losses": [8.0, 7.9], "reference_gradient_norm": 2.0}
     case = a_case(dtype="bfloat16")
-    figures = {}
-    assert job.compared(case, true, [8.001, 7.9, 1.0], 2.01, figures) == []
-    assert figures["loss_error"] == pytest.approx(0.001 / 8) and figures["gradient_norm"] == 2.01
+    assert job.compared(case, true, [8.001, 7.9, 1.0], 2.01) == []
     losses = [8.0, 7.8] if name == "loss" else [8.0, 7.9]
     norm = 2.0 if name == "loss" else 2.2
-    (wrong,) = job.compared(case, true, losses, norm, figures)
+    (wrong,) = job.compared(case, true, losses, norm)
     assert f"the {name} differs" in wrong
-    (late,) = job.compared(case, true, [8.0, 7.9, 7.8, float("nan")], 2.0, figures)
+    (late,) = job.compared(case, true, [8.0, 7.9, 7.8, float("nan")], 2.0)
     assert "by nan" in late
 
 
@@ -62,7 +60,7 @@ def test_what_is_not_there_is_unavailable(monkeypatch):
 
 
 def piece(name, start, end):
-    return Piece(name, end - start, start, end, start, 1)
+    return Piece(name, start, end, start)
 
 
 def test_hidden_communication_is_what_runs_beside_computing():
@@ -70,9 +68,8 @@ def test_hidden_communication_is_what_runs_beside_computing():
         piece("ncclDevKernel_AllGather", 0, 4000), piece("ncclDevKernel_Reduce", 3000, 6000),
         piece("gemm", 1000, 2000), piece("gemm", 1500, 3500), piece("silu", 7000, 8000),
     ]  # fmt: skip
-    actual = communication.overlap(pieces)
-    assert actual == {"communication_ms": 6.0, "hidden_share": 2.5 / 6}
-    assert communication.overlap([piece("gemm", 0, 5)]) == dict.fromkeys(actual)
+    assert job.hidden(pieces) == 2.5 / 6
+    assert job.hidden([piece("gemm", 0, 5)]) is None
 
 
 # --- real jobs -----------------------------------------------------------------------------------
@@ -96,10 +93,7 @@ def test_two_processes_train_as_one_does(strategy, optimizer):
     assert figures["losses"][-1] < figures["losses"][0] - 1e-3
     assert len(figures["losses"]) == 4
     assert figures["n"] == len(figures["samples_ms"]) == 3
-    assert len(figures["steady_samples_ms"]) == 2  # the one that begins on an idle device is out
     assert figures["tokens_per_s"] == pytest.approx(2 * 16 / figures["median_ms"] * 1e3)
-    assert figures["all_gather_gb_s"] > 0
-    assert figures["path"] == "plain PyTorch"
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from torch import nn
 
 from fusedlib.ops.matmul import function as projection
 from fusedlib.patch import apply
-from study import end_to_end, mlp, model_race, rivals
+from study import end_to_end, mlp, model_race, rivals, step_clock
 from study.models import flops, transformer
 from study.models.transformer import SwiGLU, Transformer
 from study.race import free
@@ -50,38 +50,30 @@ def raced(experiment, names=("all",)):
 
 @pytest.mark.parametrize("precision", list(WEIGHTS))
 def test_a_step_has_its_parts_and_its_work(precision):
-    row = end_to_end.figures(step(precision, inference=True))
+    row = end_to_end.figures(step(precision))
     for part in ("forward", "backward", "optimizer", "both", "step"):
-        assert row[f"{part}_median_ms"] > 0 and len(row[f"{part}_samples_ms"]) >= end_to_end.BLOCKS
+        assert row[f"{part}_median_ms"] > 0 and len(row[f"{part}_samples_ms"]) >= step_clock.BLOCKS
     both = zip(row["forward_samples_ms"], row["backward_samples_ms"], strict=True)
     assert row["both_samples_ms"] == pytest.approx([f + b for f, b in both], abs=2e-6)
-    assert row["inference_n"] == end_to_end.INFERENCES
     shape = transformer.config("nano", context_length=8, attention="plain")
     assert (row["flops"], row["tokens"]) == (flops.count(shape, 2, 8), 16)
 
 
-def test_the_optimizer_alone_and_the_profile():
+def test_the_optimizer_alone():
     row = end_to_end.figures(end_to_end.optimizers(TINY, ["nano"])[0])
     weights = Transformer(transformer.config("nano")).state_dict().values()
     nbytes = sum(w.untyped_storage().nbytes() for w in weights)
-    assert row["least_bytes"] == 7 * nbytes and row["tensors"] == len(weights)
-    assert row["state_mib"] == pytest.approx(2 * row["weights_mib"], rel=0.05)
-    plain, cast = (
-        end_to_end.figures(step(precision, experiment="profile"))
-        for precision in ("fp32", "bf16 autocast")
-    )
-    assert cast["casts"] > plain["casts"] and cast["operators"] > plain["operators"]
+    assert row["least_bytes"] == 7 * nbytes and row["optimizer_median_ms"] > 0
 
 
-def test_rivals_share_weights_take_turns_and_say_which_code_ran(entrants):
+def test_rivals_share_weights_and_take_turns(entrants):
     entrants("mlp", fused=mlp.FusedMLP)
     rows = raced("mlp")
     assert set(rows) == {"eager", "fused"}
     assert rows["eager"]["session"] == rows["fused"]["session"]
     for row in rows.values():
-        assert row["status"] == "ok" and row["gradients_error"] < 1e-5 and row["recompiled"] == 0
+        assert row["status"] == "ok" and row["gradients_error"] < 1e-5
         assert len(row["both_samples_ms"]) == len(rows["eager"]["samples_ms"]) >= 3
-    assert rows["fused"]["path"] == "plain PyTorch" and rows["eager"]["path"] is None
 
 
 def test_what_one_rival_trains_all_have(entrants):
@@ -142,7 +134,7 @@ def test_who_is_wrong_or_falls_has_a_row_without_times_and_the_others_have_their
     assert status == {"eager": "ok", "halved": "wrong", "frozen": "wrong", "falling": "oom"}
     assert "logits: norm error" in rows["halved"]["reason"]
     assert "no gradient arrived at blocks.0.mlp.gate_proj.weight" in rows["frozen"]["reason"]
-    assert rows["halved"]["logits_error"] > 0.01
+    assert rows["halved"]["gradients_error"] > 0.01
     assert [name for name, row in rows.items() if "step_median_ms" in row] == ["eager"]
 
 
@@ -154,8 +146,7 @@ def test_compilation_is_timed_once(entrants):
     entrants("compile", inductor=by_dynamo)
     rows = raced("model")
     assert [rows[name]["status"] for name in ("eager", "inductor")] == ["ok", "ok"]
-    assert (rows["inductor"]["graphs"], rows["inductor"]["recompiled"]) == (1, 0)
-    assert rows["inductor"]["compile_steps"] == 1 and rows["inductor"]["compile_s"] > 0
+    assert rows["inductor"]["graphs"] == 1 and rows["inductor"]["compile_s"] > 0
     assert (rows["eager"]["graphs"], rows["eager"]["compile_s"]) == (0, 0)
 
 
@@ -192,5 +183,5 @@ def test_rows_have_their_gains_and_their_share_of_the_peak():
     assert compiled["repaid"] == 500 and pd.isna(beside["repaid"])
     parts = end_to_end.by_section(rows)
     both, step = (parts[parts["section"] == name] for name in ("both passes", "step"))
-    assert [*both["median_ms"]] == [20.0, 5.0, 20.0, 10.0] and step["section_share"].eq(1).all()
+    assert [*both["median_ms"]] == [20.0, 5.0, 20.0, 10.0]
     assert not {*both["session"]} & {*step["session"]}, "a ratio is of the same section"

@@ -23,20 +23,13 @@ def _targets(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*FOUND, str(HERE / "torchless")]))
 
 
-@pytest.fixture
-def real_torch(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(FOUND))
-
-
 def call(function: str, **arguments):
     return fresh.run(f"fresh_targets:{function}", arguments, timeout_s=limits.PROCESS_S)
 
 
-def test_the_answer_comes_from_another_process_with_its_start(real_torch):
+def test_the_answer_comes_from_another_process():
     answer = call("add", a=2, b=3)
     assert answer["sum"] == 5 and answer["pid"] != os.getpid()
-    assert answer["interpreter_ms"] > 0
-    assert answer["import_torch_ms"] > 10
 
 
 @pytest.mark.parametrize(

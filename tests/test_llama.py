@@ -102,7 +102,6 @@ def test_the_floor_of_a_race_in_fp32_is_that_of_its_products(broken, louder, sta
     ]
     assert [row["status"] for row in rows] == status
     assert all(row["gradients_error"] == pytest.approx(louder, rel=0.05) for row in rows)
-    assert {row["path"] for row in rows if row["status"] == "ok"} <= {None}
 
 
 FAMILIES = {
@@ -167,7 +166,6 @@ def test_memory_is_split_to_the_byte():
     assert row["peak_optimizer_mib"] == pytest.approx(2 * weights)
     # The logarithm of the softmax, its gradient and that of the logits.
     assert row["peak_logits_mib"] == pytest.approx(12 * 256 * 4112 / 2**20)
-    assert row["peak_in"] == "backward"
     parts = [row[name] for name in row if name.startswith("peak_") and name.endswith("_mib")]
     assert sum(parts) == pytest.approx(2 * row["peak_mib"])  # itself among them
 
@@ -179,10 +177,10 @@ def test_the_furthest_is_found_between_what_fits_and_what_does_not(base, each):
         held = base + each * count + 0.0005 * count**2
         return held if held <= 1000 else None
 
-    low, high, tried, slope = alone.furthest(peak, 4, 1000.0)
-    assert peak(low) is not None and high is not None and peak(high) is None
-    assert high - low <= 3 and len(tried) <= alone.TRIES
-    assert slope == pytest.approx(each, rel=0.01)
+    tried = []
+    most = alone.furthest(lambda n: tried.append(n) or peak(n), 4, 1000.0)
+    assert peak(most) is not None and peak(most + 4) is None
+    assert len(tried) <= 2 + alone.TRIES
     with pytest.raises(MemoryError, match="at 400 or 800 already"):
         alone.furthest(peak, 400, 1000.0)
 
@@ -387,23 +385,16 @@ def test_experiments_alone_on_a_gpu():
 
 
 @pytest.mark.gpu
-def test_energy_and_fp32_on_a_gpu():
+def test_fp32_on_a_gpu():
     small = {"device": "cuda", "context_length": 128}
-    names = [patched.BASELINE, "liger", "fused", "fused-graph", "fused-inductor"]
-    loaded = small | {"dtype": "bfloat16", "repetitions": 1, "round": 1, "seconds": 0.3}
-    under = [*measured(names, "sustained", **loaded).values()]
-    rows = [*under]
-    for precision in ("highest", "high"):
-        rows += measured(names[:3], "fp32", precision=precision, **small).values()
-    product = {"experiment": "product", "ceiling": "gemm", "size": 4096, "dtype": "bfloat16",
-               "precision": None, "device": "cuda", "seconds": 0.3}  # fmt: skip
-    [plain] = llama.measure([product])
-    under.append(plain.as_dict())
+    rows = [
+        row for precision in ("highest", "high")
+        for row in measured(
+            [patched.BASELINE, "liger", "fused"], "fp32", precision=precision, **small
+        ).values()
+    ]  # fmt: skip
     failed = {(r["provider"], r["reason"]) for r in rows if r["status"] != "ok"}
     assert {name for name, _ in failed} <= {"liger"}, failed
-    done = [row for row in under if row["status"] == "ok"]
-    assert len(done) >= 4 + 1
-    assert all(r["joules"] > 0 and 50 < r["power_w"] < 1500 and r["sm_mhz"] > 200 for r in done)
 
 
 # --- operations alone -----------------------------------------------------------------------------
@@ -485,7 +476,7 @@ def fault(name):
 def test_operations_are_right_and_who_cannot_run_says_why():
     cases = [c for task in operations.TASKS for c in operations.cases(task, ["all"], **SMALL)]
     rows = raced(cases)
-    assert len(rows) == len(cases) == 28
+    assert len(rows) == len(cases) == 27
     for row in rows:
         if row["provider"].startswith(("liger", "cut", "quack")):
             assert row["status"] == "unavailable"

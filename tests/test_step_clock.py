@@ -10,7 +10,7 @@ from fusedlib.bench.turns import Turn
 from study import step_clock
 from study import trainer as transformer_trainer
 
-LIMITS = {"seconds": 0.5, "blocks": 3, "steps": 10, "settling": 6}
+LIMITS = {"seconds": 0.5, "steps": 10}
 PARTS = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1}
 
 
@@ -81,7 +81,7 @@ def test_it_waits_until_a_jump_of_the_pace_is_over(simulated):
 def test_a_pace_that_never_rests_is_not_settled(simulated):
     row = step_clock.measure(simulated(lambda n: 10.0 + n), **LIMITS)
     assert not row["settled"]
-    assert len(row["blocks_ms"]) >= LIMITS["blocks"], "it is measured all the same"
+    assert row["step_n"] >= step_clock.BLOCKS * LIMITS["steps"], "it is measured all the same"
 
 
 @pytest.mark.parametrize("host_ms", [44.0, 30.0, 26.6])
@@ -123,11 +123,11 @@ def test_who_keeps_the_other_waiting_sets_the_pace(kernels_ms, step_ms, setter):
 
 def test_on_a_cpu_it_times_real_steps(one_thread):
     trainer = transformer_trainer.Trainer("nano", "step", "cpu", "float32", 2, 16, "plain")
-    row = step_clock.measure(trainer, seconds=0.0, blocks=1, steps=2, settling=2)
+    row = step_clock.measure(trainer, seconds=0.0, steps=2)
     sections = [row[f"{name}_median_ms"] for name in PARTS]
     assert min(sections) > 0
     assert row["step_median_ms"] > 0.9 * sum(sections)
-    assert row["step_n"] == 2
+    assert row["step_n"] == 2 * step_clock.BLOCKS
     assert step_clock.peaks(trainer) == {}, "no allocator to ask"
 
 

@@ -3,19 +3,19 @@
 import pytest
 import torch
 
+from study import first_step
 from study import trainer as transformer_trainer
 
 PROBLEM = {
     "device": "cpu", "dtype": "float32", "batch_size": 2, "context_length": 16,
     "attention": "plain",
 }  # fmt: skip
-START = {"interpreter_ms": 1.0, "import_torch_ms": 2.0}
 
 
 @pytest.mark.parametrize("direction", list(transformer_trainer.DIRECTIONS))
 def test_each_step_has_the_sections_of_its_direction(direction):
     trainer = transformer_trainer.Trainer(model="nano", direction=direction, **PROBLEM)
-    row = transformer_trainer.record(trainer, steps=4)
+    row = first_step.series(trainer, steps=4)
     for section in (*transformer_trainer.DIRECTIONS[direction], "total"):
         assert len(row[f"{section}_samples_ms"]) == 4
         assert min(row[f"{section}_samples_ms"]) > 0, "a time is never negative"
@@ -42,11 +42,10 @@ def test_sizes_in_one_process_go_on_after_one_that_does_not_fit(monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory.\nadvice")
         return real(model=model, **options)
 
-    monkeypatch.setattr(transformer_trainer, "Trainer", limited)
-    runs = transformer_trainer.in_one_process(
-        ["nano", "micro", "nano"], steps=2, start=START, direction="forward", **PROBLEM
+    monkeypatch.setattr(first_step, "Trainer", limited)
+    runs = first_step.in_one_process(
+        ["nano", "micro", "nano"], steps=2, direction="forward", **PROBLEM
     )
     assert ["oom" in r for r in runs] == [False, True, False]
     assert [r["position"] for r in runs] == [1, 2, 3]
     assert runs[1]["oom"] == "CUDA out of memory."
-    assert all(r["import_torch_ms"] == 2.0 for r in runs)

@@ -23,7 +23,7 @@ from press import record
 from study import paths, rows, run
 from study.cases import Row
 from study.errors import SentenceError
-from study.files import TornLineWarning, append_objects, read_objects
+from study.files import append_objects, read_objects
 from study.run import SizesError
 
 KEYS = json.loads(Path(__file__).with_name("case_keys.json").read_text())
@@ -367,14 +367,12 @@ def test_two_runs_measure_one_after_the_other_and_nothing_twice(here):
     assert len(pairs) == len({*pairs}) == 24
 
 
-def test_a_torn_last_line_is_told_kept_beside_and_measured_again(measured, here):
+def test_a_torn_last_line_is_measured_again(measured, here):
     measured(sizes=[1])
     path = here / "tiny.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.warns(TornLineWarning):
-        assert len(measured(sizes=[1])) == 2, "its race, whole"
+    assert len(measured(sizes=[1])) == 2, "its race, whole"
     assert len(rows.load(TINY, here=True)) == 4
-    assert list(here.glob("tiny.jsonl.torn-*"))
 
 
 # --- rows and ratios -----------------------------------------------------------------------------

@@ -4,14 +4,12 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-import torch
 
 from fusedlib.bench import machine
 from fusedlib.bench import sustained as load
-from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.turns import Turn
 from played_clock import PlayedClock
-from study import kernels, rivals, sustained
+from study import kernels, rivals
 from study.race import free
 from study.run import grouped
 
@@ -72,26 +70,6 @@ def test_a_call_takes_as_long_as_it_does_without_a_pause(monkeypatch):
     actual = load.under_load(Turn(lambda: clock.sleep(0.002)), "cpu", 0.01, 0.1)
     assert actual["burst_median_ms"] == pytest.approx(2.0)
     assert actual["joules"] is None and actual["sm_mhz"] is None
-
-
-def test_a_product_under_load_is_of_its_size_and_precision(monkeypatch):
-    made = sustained.products("cpu", ["bfloat16", "float32"], size=48, seconds=0.02)
-    assert [(c["experiment"], c["dtype"], c["precision"]) for c in made] == [
-        ("product", "bfloat16", None), ("product", "float32", "highest"),
-    ]  # fmt: skip
-    with pytest.raises(Unavailable, match="need a CUDA GPU"):
-        sustained.product(made[0])
-    results_of, real = [], torch.mm
-    monkeypatch.setattr(sustained, "require_cuda", lambda case: None)
-    monkeypatch.setattr(load, "HEAT_S", 0.01)
-    monkeypatch.setattr(
-        torch, "mm", lambda a, b, out: results_of.append((a, b, real(a, b, out=out)))
-    )
-    row = sustained.product(made[0])
-    assert row["flops"] == 2 * 48**3 and row["median_ms"] == row["burst_median_ms"] > 0
-    left, right, out = results_of[-1]
-    assert left.dtype == torch.bfloat16 and left.shape == right.shape == (48, 48)
-    assert torch.equal(out, left @ right) and left.std() > 0.9, "zeros would draw less power"
 
 
 def test_without_a_card_it_is_unavailable():

@@ -29,7 +29,6 @@ from study.compiling import (
     LEAST_CALLS,
     TooLong,
     call_until_compiled,
-    counting_graphs,
     empty_compile_cache,
     graphs_compiled,
     limited,
@@ -236,11 +235,9 @@ class Setup:
             raise Unavailable(
                 f"not ready after {case['limit_s']:g} s, the most that this study lets an arm take"
             ) from None
-        weights = mib_of(model.parameters())
-        figures |= {"weights_mib": weights, "path": patched.path_of(case)}
         if "held_mib" in figures:
-            figures["peak_mib"] = weights + figures["held_mib"]
-        return Checked({**one.facts(), **figures}, lambda timed: counting_graphs(turn(timed)))
+            figures["peak_mib"] = mib_of(model.parameters()) + figures["held_mib"]
+        return Checked({**one.facts(), **figures}, turn)
 
     def set_up(self, model: nn.Module, arm: Arm) -> tuple[dict[str, Any], Callable[[Case], Turn]]:
         """Figures of an arm that was found right, and what makes its turn of a case."""
@@ -379,16 +376,15 @@ class Decoding(Setup):
                 session.rewind()
 
         def turn(timed: Case) -> Turn:
-            sample, sampler_figures = self.sampler(timed, arm)
+            sample = self.sampler(timed, arm)
             session.rewind()
             session.generate(LEAST_CALLS, sample)
-            return Turn(lambda: session.generate(TURN, sample), prepare, figures=sampler_figures)
+            return Turn(lambda: session.generate(TURN, sample), prepare)
 
         return figures, turn
 
-    def sampler(self, timed: Case, arm: Arm) -> tuple[Call, dict[str, Any]]:
-        """The case's sampler, compiled in a generation, with `sampler_s` of its first calls and
-        its `misfit`.
+    def sampler(self, timed: Case, arm: Arm) -> Call:
+        """The case's sampler, compiled in a generation.
 
         Raises:
             Wrong: what it draws is not distributed so.
@@ -398,16 +394,10 @@ class Decoding(Setup):
         with empty_compile_cache(device), torch.no_grad():
             if timed["experiment"] == "generation":
                 sample = arm.compile(sample)
-            begin = time.perf_counter()
-            for _ in range(LEAST_CALLS):
-                torch.compiler.cudagraph_mark_step_begin()
-                sample(torch.zeros(1, width, dtype=dtype, device=device))
-            timing.synchronize(device)
-            figures = {"sampler_s": time.perf_counter() - begin}
-            figures["misfit"] = misfit(sample, width, dtype, device)
-        if not figures["misfit"] < MOST_MISFIT:
-            raise Wrong(f"{DRAWS} draws miss their probabilities: {figures}", figures)
-        return sample, figures
+            off = misfit(sample, width, dtype, device)
+        if not off < MOST_MISFIT:
+            raise Wrong(f"{DRAWS} draws miss their probabilities: misfit {off:g}")
+        return sample
 
 
 class Training(Setup):
@@ -477,10 +467,7 @@ def taken(program: Any, held_mib: float, keeps: bool) -> dict[str, float]:
     state = mib_of(v for v in kept if isinstance(v, Tensor))
     gradients = mib_of(p.grad for p in weights)
     over = held_mib + temporaries if keeps else max(held_mib, gradients + temporaries)
-    return {
-        "peak_mib": mib_of(weights) + state + over, "state_mib": state,
-        "gradients_mib": gradients, "temporaries_mib": temporaries,
-    }  # fmt: skip
+    return {"peak_mib": mib_of(weights) + state + over, "temporaries_mib": temporaries}
 
 
 # --- another length in every step ----------------------------------------------------------------
@@ -499,9 +486,8 @@ def changing(case: Case) -> dict[str, Any]:
     """Steps of a training from its very first one, each with a length of its own.
 
     Returns:
-        Wall times of the steps, their sum (`total_s`, None where it was stopped) and graphs
-        compiled by then; `stopped` says after which the time was up. The first one makes no update,
-        so that its gradients can be compared.
+        Wall times of the steps, their `lengths` and sum (`total_s`, None where it was stopped) and
+        the graphs compiled. The first one makes no update, so that its gradients can be compared.
 
     Raises:
         Unavailable: not even the first step was done in time.
@@ -519,7 +505,6 @@ def changing(case: Case) -> dict[str, Any]:
         patched.tokens(case["model"], case["batch_size"], n, device) for n in context_lengths
     ]
     times: list[float] = []
-    graphs: list[int] = []
     checked: dict[str, Any] = {}
     with empty_compile_cache(device):
         start = graphs_compiled()
@@ -532,17 +517,15 @@ def changing(case: Case) -> dict[str, Any]:
             except TooLong:
                 break
             times.append((time.perf_counter() - begin) * 1e3)
-            graphs.append(graphs_compiled() - start)
             if len(times) == 1:
                 gradients = patched.gradients(model, setup.names)
                 checked = setup.error_figures({"loss": program.loss} | gradients)
                 program.optimizer = sgd(model.parameters())
+        graphs = graphs_compiled() - start
     if not times:
         raise Unavailable(f"not one iteration was done in {limit:g} s")
-    count, asked = len(times), len(context_lengths)
-    late = f"after {count} of {asked}, when {limit:g} s were over" if count < asked else None
     return {
-        **one.facts(), **checked, **summarize(times), "lengths": context_lengths[:count],
-        "graphs_by_then": graphs, "graphs": graphs[-1], "stopped": late,
-        "total_s": None if late else sum(times) / 1e3, "path": patched.path_of(case),
+        **one.facts(), **checked, **summarize(times), "graphs": graphs,
+        "lengths": context_lengths[: len(times)],
+        "total_s": sum(times) / 1e3 if len(times) == len(context_lengths) else None,
     }  # fmt: skip

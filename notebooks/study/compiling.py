@@ -2,11 +2,9 @@
 
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from functools import cache
 from types import FrameType
 from typing import Any
@@ -15,7 +13,6 @@ import torch
 
 from fusedlib.bench import timing
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.turns import Turn
 from study.settings import MIB
 
 LEAST_CALLS, MOST_CALLS = 4, 10  # before the clock; a CUDA graph is captured in the second
@@ -27,10 +24,7 @@ class TooLong(BaseException):
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise `TooLong` inside when the time is up; only the main thread can be interrupted so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Raise `TooLong` inside when the time is up; in the main thread."""
 
     def late(number: int, frame: FrameType | None) -> None:
         raise TooLong
@@ -71,29 +65,15 @@ def graphs_compiled() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def counting_graphs(turn: Turn) -> Turn:
-    """The turn, with a figure for graphs compiled during the measured steps."""
-    turn.figures["recompiled"] = 0
-
-    def run() -> object:
-        before = graphs_compiled()
-        parts = turn.run()
-        turn.figures["recompiled"] += graphs_compiled() - before
-        return parts
-
-    return replace(turn, run=run)
-
-
 def call_until_compiled(
     call: Callable[[], object], device: str, least: int = LEAST_CALLS
 ) -> dict[str, Any]:
     """Call at least so often, and until nothing compiles any more.
 
     Returns:
-        `first_s`, the wall time of the first call; `compile_s`, that of all calls over that of as
-        many of the fastest; `compile_steps`, how many compiled; `graphs` and `graph_breaks` of
-        Dynamo; on CUDA `held_mib`, the peak of
-        what is allocated in all calls but the first over what lay there before and still does.
+        `compile_s`, the wall time of all calls over that of as many of the fastest; `graphs` of
+        Dynamo; on CUDA `held_mib`, the peak of what is allocated in all calls but the first over
+        what lay there before and still does.
 
     `held_mib` counts activations, gradients, results, and the workspaces of cuBLAS that the call
     needs. Of a CUDA graph it counts what its pool hands out while it is recorded, in the second
@@ -113,7 +93,7 @@ def call_until_compiled(
         torch._C._cuda_clearCublasWorkspaces()
         held = torch.cuda.memory_allocated()
     walls: list[float] = []
-    before, compiling = -1, 0
+    before = -1
     while len(walls) < least or before != graphs_compiled():
         if len(walls) == MOST_CALLS:
             raise Unavailable(f"still compiles after {MOST_CALLS} calls")
@@ -121,14 +101,10 @@ def call_until_compiled(
         call()
         timing.synchronize(device)
         walls.append(time.perf_counter() - begin)
-        compiling += before != graphs_compiled()
         if on_cuda and len(walls) == 1:
             torch.cuda.reset_peak_memory_stats()
-    figures: dict[str, Any] = {
-        "first_s": walls[0], "compile_s": sum(walls) - len(walls) * min(walls),
-        "compile_steps": compiling, "graphs": graphs_compiled(),
-        "graph_breaks": sum(counters["graph_break"].values()),
-    }  # fmt: skip
+    compile_s = sum(walls) - len(walls) * min(walls)
+    figures: dict[str, Any] = {"compile_s": compile_s, "graphs": graphs_compiled()}
     if on_cuda:
         held = min(held, torch.cuda.memory_allocated())
         figures["held_mib"] = (torch.cuda.max_memory_allocated() - held) / MIB

@@ -2,7 +2,7 @@
 
 A "step" runs alone; a "profile" is one more step under torch's profiler. Steps of one model take
 turns by their MLP ("mlp", under load "sustained") or by how the model runs ("model"): see
-`study.model_race`. "optimizer" is AdamW alone, "ceiling" and "product" are what a card reaches.
+`study.model_race`. "optimizer" is AdamW alone, "ceiling" is what a card reaches.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from fusedlib.bench import timing
 from fusedlib.bench.arguments import require_known, require_least
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.statistics import summarize
-from study import allocator, model_race, rivals, roofline, step_clock, sustained
+from study import allocator, model_race, rivals, roofline, step_clock
 from study.cases import Case, Row, device_of, grid
 from study.model_race import RACES, require_available, work
 from study.models import flops, transformer
@@ -24,7 +24,7 @@ from study.models.transformer import Transformer, config
 from study.profiler import profiling
 from study.race import each, free, loaded, timed
 from study.run import sized
-from study.settings import MIB, matmul_settings
+from study.settings import matmul_settings
 from study.trainer import WEIGHTS, Trainer, adamw, require_possible, shape_of
 
 QUICK: dict[str, Any] = {
@@ -40,7 +40,6 @@ QUICK: dict[str, Any] = {
     "load_seconds": 0.2,  # of a sustained measurement, after heating
     "profiled": [],  # sizes also run under the profiler
     "cpu": [],  # sizes also run on the CPU at the first context
-    "mps": ["small"],  # sizes also run on Apple's GPU, where there is one
     "seconds": 0.05,  # a step alone is measured for so long at least
     "gemm_size": 256,  # of the square product taken as ceiling
 }
@@ -50,15 +49,14 @@ FULL: dict[str, Any] = QUICK | {
     "precisions": ["fp32", "bf16 autocast", "bf16"], "whole": SIZES, "chosen": ["medium", "2.7b"],
     "providers": ["all"], "split": ["2.7b"], "loaded": ["2.7b"], "load_seconds": 1.0,
     "profiled": ["small", "medium", "xl"], "cpu": ["small", "medium"],
-    "mps": ["small", "medium", "large"], "seconds": 0.6, "gemm_size": 8192,
+    "seconds": 0.6, "gemm_size": 8192,
 }  # fmt: skip
 PROFILES = {"quick": QUICK, "full": FULL}
 AUTOCAST, DTYPES = ["fp32", "bf16 autocast"], ["float32", "bfloat16"]
 OPTIMIZERS = ("for-loop", "foreach", "fused")
 CAST = "aten::_to_copy"
 # A step on its own, after one that gives the host the head start which it has in a loop.
-BLOCKS, STEPS = 3, 1
-INFERENCES = 3
+STEPS = 1
 # AdamW reads weight, gradient and both moments, writes weight and moments.
 PASSES = 7
 
@@ -83,8 +81,7 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
     listed += steps(shared, s.models, s.contexts[1:], s.precisions)
     listed += steps(shared, s.chosen, longest, s.precisions, attention="sdpa")
     listed += optimizers(shared, s.models)
-    for name, models in (("mps", s.mps), ("cpu", s.cpu)):
-        listed += steps(setting(name, seconds=s.seconds), models, first, ["fp32"])
+    listed += steps(setting("cpu", seconds=s.seconds), s.cpu, first, ["fp32"])
 
     listed += races(shared, "mlp", s.chosen, first, ["fp32"], s.providers)
     listed += races(shared, "mlp", s.chosen, longest, halves, s.providers)
@@ -94,7 +91,6 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
     for contexts, precision in ((first, "fp32"), (longest, "bf16")):
         load = races(shared, "mlp", s.loaded, contexts, [precision], s.providers)
         listed += under_load(load, s.load_seconds)
-    listed += sustained.products(device, DTYPES, size=s.gemm_size, seconds=s.load_seconds)
     return listed + steps(shared, s.profiled, first, AUTOCAST, experiment="profile")
 
 
@@ -116,8 +112,8 @@ def steps(
     providers: Sequence[str] = ("eager",), *, experiment: str = "step", attention: str = "plain",
     inference: bool = False,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Training steps with AdamW, a context after the other, sizes as given; `inference` says
-    whether the model is timed without gradients too.
+    """Training steps with AdamW, a context after the other, sizes as given; `inference` is a field
+    of recorded cases and says nothing any more.
     """
     listed = grid(
         {"experiment": experiment, "attention": attention, "inference": inference, **shared},
@@ -155,10 +151,10 @@ def available(case: Case) -> None:
     """Raise `Refused` for what cannot run here, or is counted far above the memory there is."""
     if case["experiment"] in RACES:
         require_available(case)
-        return
-    require_possible(case)
-    if case["experiment"] == "product" and not case["device"].startswith("cuda"):
-        raise Unavailable("sustained runs need a CUDA GPU")
+    else:
+        require_possible(case)
+    if case["experiment"] == "profile" and not case["device"].startswith("cuda"):
+        raise Unavailable("kernels run on a CUDA GPU")
 
 
 def measure(race: list[Case]) -> list[Row]:
@@ -166,7 +162,7 @@ def measure(race: list[Case]) -> list[Row]:
     experiment = race[0]["experiment"]
     if experiment not in RACES:
         free()  # of the race before, and when the case before ended in an exception
-        return each(race, sustained.product if experiment == "product" else figures)
+        return each(race, figures)
     how: dict[str, Any] = {
         "same": ("experiment", "model", "context_length", "precision", "attention", "device",
                  "batch_size"),
@@ -186,7 +182,7 @@ def figures(case: Case) -> dict[str, Any]:
     Raises:
         Refused: the device is not here, or the case is far above the memory there is.
     """
-    require_possible(case)
+    available(case)
     if case["experiment"] == "ceiling":
         return roofline.measure(case)
     with matmul_settings("highest", True):
@@ -196,49 +192,32 @@ def figures(case: Case) -> dict[str, Any]:
 def step(case: Case) -> dict[str, Any]:
     """Times of the step's parts, then its memory, then what else is asked for."""
     trainer = Trainer.of(case)
-    row = step_clock.measure(trainer, seconds=case["seconds"], blocks=BLOCKS, steps=STEPS)
+    row = step_clock.measure(trainer, seconds=case["seconds"], steps=STEPS)
     row |= work(case) | step_clock.peaks(trainer)
-    if case["inference"]:
-        row |= _inference(trainer)
     return row | (_profiled(trainer) if case["experiment"] == "profile" else {})
 
 
-def _inference(trainer: Trainer) -> dict[str, Any]:
-    """The model alone without gradients and loss."""
-    with torch.no_grad():
-        times = timing.in_turns(
-            {"inference": trainer.logits}, device=trainer.device, warmup=1,
-            repetitions=INFERENCES, flush_l2=False,
-        )  # fmt: skip
-    return summarize(times["inference"].samples_ms, "inference")
-
-
 def _profiled(trainer: Trainer) -> dict[str, Any]:
-    """Operators, kernels with their time, and casts of one step.
+    """Kernels with their time, and casts of one step.
 
     A cast is `aten::_to_copy`, by which a tensor changes its dtype; its time is that of the kernels
-    it launches, on a CPU that of the operator. On MPS the profiler sees the host alone.
+    it launches.
     """
-    on_cuda = trainer.device.type == "cuda"
     with profiling(trainer.device) as profile:
         trainer.issue()
-    row: dict[str, Any] = {"operators": 0, "casts": 0, "casts_ms": 0.0}
-    kernels, kernels_us = 0, 0.0
+    row: dict[str, Any] = {"casts": 0, "casts_ms": 0.0, "kernels": 0, "kernels_ms": 0.0}
     for event in profile.key_averages():
         # A range's event on the device spans its kernels and is none itself.
         if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
-            kernels += event.count
-            kernels_us += event.self_device_time_total
+            row["kernels"] += event.count
+            row["kernels_ms"] += event.self_device_time_total / 1e3
         elif event.key == CAST:
-            spent = event.device_time_total if on_cuda else event.cpu_time_total
-            row |= {"casts": event.count, "casts_ms": spent / 1e3}
-        if event.device_type == DeviceType.CPU and event.key.startswith("aten::"):
-            row["operators"] += event.count
-    return row | ({"kernels": kernels, "kernels_ms": kernels_us / 1e3} if on_cuda else {})
+            row |= {"casts": event.count, "casts_ms": event.device_time_total / 1e3}
+    return row
 
 
 def optimizer(case: Case) -> dict[str, Any]:
-    """AdamW's steps on random gradients, `least_bytes` that one must move, and its memory.
+    """AdamW's steps on random gradients, and `least_bytes` that one must move.
 
     On CUDA also `transient_mib`, which a settled step allocates at its peak and gives back.
     """
@@ -247,20 +226,14 @@ def optimizer(case: Case) -> dict[str, Any]:
         parameter.grad = torch.randn_like(parameter) * 1e-3
     adam = adamw(parameters, case["optimizer"])
     adam.step()
-    row: dict[str, Any] = {}
+    row: dict[str, Any] = {"least_bytes": PASSES * sum(p.nbytes for p in parameters)}
     if torch.device(case["device"]).type == "cuda":
         row["transient_mib"] = allocator.peak(adam.step, case["device"])
     times = timing.in_turns(
         {"optimizer": adam.step}, device=case["device"], warmup=1, repetitions=5, most=20,
         seconds=case["seconds"], flush_l2=False,
     )  # fmt: skip
-    row |= summarize(times["optimizer"].samples_ms, "optimizer")
-    moments = [m for s in adam.state.values() for m in s.values() if isinstance(m, torch.Tensor)]
-    weights, state = (sum(t.nbytes for t in tensors) for tensors in (parameters, moments))
-    return row | {
-        "least_bytes": PASSES * weights, "tensors": len(parameters),
-        "weights_mib": weights / MIB, "state_mib": state / MIB,
-    }  # fmt: skip
+    return row | summarize(times["optimizer"].samples_ms, "optimizer")
 
 
 # --- what follows from the rows ------------------------------------------------------------------
@@ -349,16 +322,14 @@ def _cast_gain(rows: pd.DataFrame) -> pd.Series:
 
 
 def by_section(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of each step a row a section of it: `section`, its `median_ms` and `samples_ms`, and
-    `section_share` of the step. Each has sessions of its own, so that a ratio is of one section."""
+    """Of each step a row a section of it: `section`, its `median_ms` and `samples_ms`. Each has
+    sessions of its own, so that a ratio is of one section."""
     pieces = []
     for column, name in SECTIONS.items():
         there = rows[rows[f"{column}_median_ms"].notna() & rows["both_median_ms"].notna()]
         samples = there.get(f"{column}_samples_ms", pd.Series(index=there.index, dtype=object))
-        ms = there[f"{column}_median_ms"]
         pieces.append(there.assign(
-            section=name, median_ms=ms, samples_ms=samples,
-            section_share=ms / there["step_median_ms"],
+            section=name, median_ms=there[f"{column}_median_ms"], samples_ms=samples,
             session=[f"{session} {name}" for session in there["session"]],
         ))  # fmt: skip
     return pd.concat(pieces)

@@ -5,9 +5,7 @@ import fcntl
 import json
 import os
 import secrets
-import warnings
 from collections.abc import Iterable, Iterator
-from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
@@ -45,21 +43,18 @@ def write_whole(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def lock(file: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
-    """Lock an open file until it is closed, however its process ends.
-
-    False where the file system has no locks.
+def lock(file: IO[Any], kind: int = fcntl.LOCK_EX) -> None:
+    """Lock an open file until it is closed, however its process ends; where the file system has no
+    locks, go on.
 
     Raises:
         BlockingIOError: another process has it, and `kind` says not to wait.
     """
     try:
         fcntl.flock(file, kind)
-    except BlockingIOError:
-        raise
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        if isinstance(error, BlockingIOError):
+            raise
 
 
 # --- JSON lines ----------------------------------------------------------------------------------
@@ -67,10 +62,6 @@ def lock(file: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
 
 class ResultsError(RuntimeError):
     """A results file cannot be read or written; the message says what to do."""
-
-
-class TornLineWarning(UserWarning):
-    """The last line of a results file was cut off by a kill or a full disk and is left out."""
 
 
 @contextlib.contextmanager
@@ -93,21 +84,22 @@ def writing(path: Path) -> Iterator[None]:
 def append_objects(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Append objects, a line each, all or none of them, flushed to disk.
 
-    Writers in several processes take turns by a lock on the file. A torn last line left by a
-    killed writer is first moved into a file beside, so that the new line does not continue it.
+    Writers in several processes take turns by a lock on the file. What a killed writer left of a
+    last line goes first, so that the new line does not continue it.
 
     Raises:
         ResultsError: folder not writable, disk full; the file then is as it was.
     """
     lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
-    data = "".join(lines).encode()
+    data = memoryview("".join(lines).encode())
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b", buffering=0) as file:
             lock(file)
-            end = _mend_end(file, path)
+            end = _mend_end(file)
             try:
-                _write_all(file, data)
+                while data:
+                    data = data[file.write(data) :]
                 os.fsync(file.fileno())
             except OSError:
                 with contextlib.suppress(OSError):
@@ -115,34 +107,20 @@ def append_objects(path: Path, rows: Iterable[dict[str, Any]]) -> None:
                 raise
 
 
-def _write_all(file: IO[bytes], data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]
-
-
-def _mend_end(file: IO[bytes], path: Path) -> int:
-    """Position to append at, after a line's end.
-
-    A last line that lacks its end gets it, unless it is torn: then it moves into a file beside.
-    """
+def _mend_end(file: IO[bytes]) -> int:
+    """Position to append at: a last line that lacks its end gets it, and goes if it is torn."""
     file.seek(0)
     content = file.read()
     last = b"".join(content.splitlines(keepends=True)[-1:])
-    if last.endswith((b"\n", b"\r")) or not last:
-        return len(content)
-    if not _is_torn(last):
-        return len(content) + file.write(b"\n")
-    names = (path.with_name(f"{path.name}.torn-{n}") for n in count(1))
-    beside = write_whole(next(name for name in names if not name.exists()), last)
-    _warn_torn(path, last, f"it is kept in {beside.name}")
-    start = len(content) - len(last)
-    file.truncate(start)
-    return start
+    if _is_torn(last):
+        file.truncate(len(content) - len(last))
+        return len(content) - len(last)
+    has_end = not last or last.endswith((b"\n", b"\r"))
+    return len(content) + (0 if has_end else file.write(b"\n"))
 
 
 def read_objects(path: Path) -> list[dict[str, Any]]:
-    """All objects of the file; a torn last line is left out with a `TornLineWarning`.
+    """All objects of the file but for a torn last line, whose case will be measured again.
 
     Raises:
         ResultsError: the file cannot be read, or a line that is not torn is not a JSON object.
@@ -155,14 +133,10 @@ def read_objects(path: Path) -> list[dict[str, Any]]:
         raise ResultsError(f"cannot read {path}: {error.strerror or error}") from error
     objects = []
     for number, line in enumerate(content.splitlines(keepends=True), 1):
-        if not line.strip():
-            continue
-        value = _parse(line)
-        if value is not None:
+        value = _parsed(line)
+        if isinstance(value, dict):
             objects.append(value)
-        elif _is_torn(line):
-            _warn_torn(path, line, "it is left out")
-        else:
+        elif line.strip() and not _is_torn(line):
             start = line.strip()[:60].decode(errors="replace")
             raise ResultsError(
                 f"{path}, line {number} is not a JSON object: {start!r}. "
@@ -171,29 +145,14 @@ def read_objects(path: Path) -> list[dict[str, Any]]:
     return objects
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def _parsed(line: bytes) -> Any:
     try:
-        value = json.loads(line)
+        return json.loads(line)
     except ValueError:
         return None
-    return value if isinstance(value, dict) else None
 
 
 def _is_torn(line: bytes) -> bool:
-    """Whether a line was cut off: it has no end, and is no JSON of any kind."""
-    if line.endswith((b"\n", b"\r")) or not line.strip():
-        return False
-    try:
-        json.loads(line)
-    except ValueError:
-        return True
-    return False
-
-
-def _warn_torn(path: Path, line: bytes, what: str) -> None:
-    warnings.warn(
-        f"{path}: the last line was cut off after {len(line)} bytes (a killed run or a full disk); "
-        f"{what}, and its case will be measured again",
-        TornLineWarning,
-        stacklevel=3,
-    )
+    """Whether a line was cut off by a kill or a full disk: it has no end, and is no JSON."""
+    has_end = line.endswith((b"\n", b"\r")) or not line.strip()
+    return not has_end and _parsed(line) is None

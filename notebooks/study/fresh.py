@@ -29,9 +29,6 @@ class FreshProcessError(RuntimeError):
 def run(target: str, arguments: dict[str, Any], *, timeout_s: float) -> Any:
     """Call `"module:function"` with keyword arguments in a fresh process and return its value.
 
-    The function gets one more keyword, `start`: a dictionary with `interpreter_ms`, from the call
-    here to the first line of ours there, and `import_torch_ms`.
-
     Raises:
         MemoryError: the function ran out of device or host memory.
         Refused: the function raised it.
@@ -66,7 +63,7 @@ def run_together(target: str, each: Sequence[dict[str, Any]], *, timeout_s: floa
 @contextlib.contextmanager
 def _child(target: str, arguments: dict[str, Any]) -> Iterator[tuple[Process, IO[bytes]]]:
     """A process that is called, and what it prints; it ends with this block at the latest."""
-    call = {"target": target, "arguments": arguments, "called_ns": time.monotonic_ns()}
+    call = {"target": target, "arguments": arguments}
     environment = {**os.environ, "PYTHONPATH": _search_path()}
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
@@ -123,20 +120,14 @@ def _follow_parent(stdin: IO[bytes]) -> None:
 
 
 def _serve() -> None:
-    entered_ns = time.monotonic_ns()
     # Whatever libraries print must not end up in the answer: fd 1 becomes fd 2.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     call = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_follow_parent, args=(sys.stdin.buffer,), daemon=True).start()
-    started_ms = (entered_ns - call["called_ns"]) / 1e6
-    begin = time.perf_counter()
-    import torch  # noqa: F401
-
-    start = {"interpreter_ms": started_ms, "import_torch_ms": (time.perf_counter() - begin) * 1e3}
     from fusedlib.bench.attempt import Attempt
 
-    tried = Attempt.at(lambda: _target(call["target"])(**call["arguments"], start=start))
+    tried = Attempt.at(lambda: _target(call["target"])(**call["arguments"]))
     reply = {"status": tried.status, "reason": tried.reason, "value": tried.value}
     out.write(json.dumps(reply | {"figures": tried.figures}) + "\n")
     out.flush()

@@ -8,7 +8,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def calls(case: Case) -> dict[str, Any]:
 
 def in_one_process(
     rival_name: str, hidden_size: int, intermediate_size: int, dtype: str, device: str,
-    warmed: bool, tokens: Sequence[int], start: Mapping[str, float],
+    warmed: bool, tokens: Sequence[int],
 ) -> dict[str, Any]:  # fmt: skip
     """Milliseconds of the first and the second call of each length, by the host's clock.
 

@@ -35,8 +35,3 @@ def results_dir() -> Path:
 def build_dir() -> Path:
     """Folder of the build products: `$FUSEDLIB_BUILD`, else `report/build`."""
     return Path(os.environ.get("FUSEDLIB_BUILD") or REPORT / "build")
-
-
-def traces_dir() -> Path:
-    """Folder of the traces that a viewer opens; they are build products."""
-    return build_dir() / "traces"

@@ -24,6 +24,7 @@ AGREE = 0.02  # two blocks show the same pace when their medians differ by no mo
 # Share of a step for which kernels run: 33 recorded steps lie below 0.71 or above 0.87.
 CARD_BUSY = 0.8
 DISCARDED = 3
+BLOCKS, SETTLING = 3, 12  # at least for good; before at most, until two in a row agree
 SLOW_MS, SLOW_STEPS = 200.0, 3
 VERY_SLOW_MS = 1000.0  # alone in its block
 TURN = 3  # steps when it is a rival's turn
@@ -118,23 +119,18 @@ class Trainer:
         return sections
 
 
-def measure(
-    trainer: Trainer, *, seconds: float = 1.5, blocks: int = 3, steps: int = 10, settling: int = 12
-) -> dict[str, Any]:
+def measure(trainer: Trainer, *, seconds: float, steps: int) -> dict[str, Any]:
     """Time a trainer's steps: first until they are settled, then for good. Memory is `peaks`.
 
     Args:
-        seconds: at least, and
-        blocks: at least.
+        seconds: at least, and three blocks.
         steps: of a block; fewer where they are slow.
-        settling: blocks at most until two in a row agree.
 
     Returns:
         `forward_median_ms` and so on of each section, of `both` (forward and backward) and of
         `step`, from a step's begin to the next one's; `issue_ms`, until the host has issued a step
-        from an idle device, with its waits for the device, as at a full queue or `.item()`;
-        `settled`, whether two blocks agreed before these samples; and `blocks_ms`, each block's
-        median step.
+        from an idle device, with its waits for the device, as at a full queue or `.item()`; and
+        `settled`, whether two blocks agreed before these samples.
     """
     for done in range(1, DISCARDED + 1):
         pace = _Block(trainer, 1).step_ms
@@ -142,19 +138,16 @@ def measure(
             break
     count = _steps(pace, steps)
     medians = [_Block(trainer, count).step_ms]
-    while not (settled := _agree(medians)) and len(medians) < settling:
+    while not (settled := _agree(medians)) and len(medians) < SETTLING:
         medians.append(_Block(trainer, count).step_ms)
     timed: list[_Block] = []
     begin = time.perf_counter()
-    while len(timed) < blocks or time.perf_counter() - begin < seconds:
+    while len(timed) < BLOCKS or time.perf_counter() - begin < seconds:
         timed.append(_Block(trainer, count))
     row: dict[str, Any] = {}
     for name in timed[0].samples_ms:
         row |= summarize([ms for block in timed for ms in block.samples_ms[name]], name)
-    return row | {
-        "issue_ms": median(block.issue_ms for block in timed),
-        "settled": settled, "blocks_ms": [round(block.step_ms, 6) for block in timed],
-    }  # fmt: skip
+    return row | {"issue_ms": median(block.issue_ms for block in timed), "settled": settled}
 
 
 def turn(
@@ -163,7 +156,7 @@ def turn(
     """A rival's turns in a race (`Race(bursts=False)`): each a short block of the same clock.
 
     A sample is a block's median. Beside the whole's `median_ms` the row has `step_median_ms` and
-    all else that `measure` gives but `settled` and `blocks_ms`.
+    all else that `measure` gives but `settled`.
 
     Args:
         trainer: may be shared by rivals that are timed together; its gradients are dropped between

@@ -1,8 +1,4 @@
-"""A Transformer's training step, and series of steps from the very first one of a process.
-
-Such a series answers for all warm-up settings at once: steps 1 to 10 are what "no warm-up"
-measures, steps 2 to 11 "one warm-up step", and so on. `step_clock` times settled steps.
-"""
+"""A Transformer's training step, and its memory; `step_clock` times settled steps."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fusedlib.bench.arguments import require_known
-from fusedlib.bench.attempt import Unavailable, free_memory, is_out_of_memory
+from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.timing import synchronize
 from study import step_clock
 from study.allocator import Watch, watching
@@ -22,14 +18,13 @@ from study.cases import Case
 from study.fits import require_memory
 from study.models.transformer import Transformer, TransformerConfig, config, loss
 
-# What a direction runs, and which of its sections is its time.
+# The sections of a direction.
 DIRECTIONS = {
     "forward": ("forward",),
     "backward": ("forward", "backward"),
     "forward+backward": ("forward", "backward"),
     "step": ("forward", "backward", "optimizer"),
 }
-TIMED = {"forward": "forward", "backward": "backward"}
 WEIGHTS = {"fp32": "float32", "bf16 autocast": "float32", "bf16": "bfloat16"}
 """Dtype of the weights by precision; fp32 products are IEEE's, not TF32's."""
 LEARNING_RATE = 1e-4
@@ -102,7 +97,7 @@ class Trainer(step_clock.Trainer):
             raise ValueError(f"unknown dtype {dtype!r}; give torch's name, such as 'float32'")
         torch.manual_seed(0)
         self.direction, self.goes_backward = direction, "backward" in DIRECTIONS[direction]
-        self.autocast, self.criterion = autocast, loss
+        self.autocast = autocast
         self.shape = config(model, context_length=context_length, attention=attention)
         self.model: Transformer
         super().__init__(Transformer(self.shape, device=device, dtype=weights), device)
@@ -138,7 +133,7 @@ class Trainer(step_clock.Trainer):
     def forward(self) -> Tensor:
         """The mean cross entropy of `part` of the batch."""
         rows, columns = self.part
-        return self.criterion(self.logits(), self.targets[:rows, :columns])
+        return loss(self.logits(), self.targets[:rows, :columns])
 
     def step(self, part: tuple[int, int] | None = None) -> dict[str, float]:
         """One step from an idle device; ms of each section and of all (`total`).
@@ -148,37 +143,6 @@ class Trainer(step_clock.Trainer):
         self.part = torch.Size(part) if part else self.tokens.shape
         synchronize(self.device)
         return self.issue().elapsed_ms()
-
-
-def record(trainer: Trainer, steps: int) -> dict[str, Any]:
-    """Run `steps` steps, each from an idle device, and keep every one's times in ms."""
-    times = [trainer.step() for _ in range(steps)]
-    sections = [*DIRECTIONS[trainer.direction], "total"]
-    samples = {f"{name}_samples_ms": [round(t[name], 5) for t in times] for name in sections}
-    return {
-        "samples_ms": samples[f"{TIMED.get(trainer.direction, 'total')}_samples_ms"],
-        **samples,
-        "num_parameters": sum(p.numel() for p in trainer.model.parameters()),
-    }
-
-
-def in_one_process(models: list[str], steps: int, start: dict[str, float], **problem: Any) -> Any:
-    """Entry of a fresh process: steps of each size, one after the other.
-
-    Returns one dictionary a size: the samples and the size's `position` in this process, or `oom`
-    with the reason, after which the next size is tried.
-    """
-    runs = []
-    for position, model in enumerate(models, 1):
-        try:
-            figures = record(Trainer(model=model, **problem), steps)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            figures = {"oom": str(error).splitlines()[0]}
-        runs.append({**figures, "position": position, **start})
-        free_memory()
-    return runs
 
 
 # --- its memory ----------------------------------------------------------------------------------

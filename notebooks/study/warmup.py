@@ -1,8 +1,9 @@
 """The first steps of a process: what they take above late ones, and what of the start is to blame.
 
-`experiment` is "steps", each step of a process from its very first one; "stages", "calls" and
-"compilation" take a first step apart. `isolation` says whether a process ran one size, "fresh", or
-all of `together` in order, "shared". How often a process is begun anew is told by `process`.
+`experiment` is "steps", each step of a process from its very first one; "stages" takes a first step
+apart, "compilation" times one that is compiled. `isolation` says whether a process ran one size,
+"fresh", or all of `together` in order, "shared". How often a process is begun anew is told by
+`process`.
 """
 
 from collections.abc import Mapping
@@ -11,8 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fusedlib.bench.arguments import require_known, require_least
-from fusedlib.bench.attempt import Unavailable
+from fusedlib.bench.arguments import require_known
 from study import fresh, trainer
 from study.cases import Case, Row, device_of, grid
 from study.models import transformer
@@ -24,14 +24,9 @@ QUICK: dict[str, Any] = {
     "device": "auto",  # cuda, mps, cpu, or auto for the best there is
     "models": ["nano", "micro"],  # sizes of the Transformer, smallest first
     "directions": ["forward+backward"],  # forward, backward, forward+backward or step
-    "steps": 30,  # that each process records from its very first
     "processes": 1,  # fresh processes for each size and direction
-    "shared_processes": 1,  # processes that run all sizes one after the other
     "stage_processes": 1,  # fresh processes for the stages of the first step
     "context_length": 16,  # tokens a sequence
-    "batch_size": 4,  # sequences a step
-    "dtype": "float32",  # of the weights
-    "attention": "plain",  # softmax(QKᵀ)V as published, or sdpa
     "compiled": [],  # sizes whose first compiled step is timed
 }
 FULL: dict[str, Any] = QUICK | {
@@ -41,9 +36,9 @@ FULL: dict[str, Any] = QUICK | {
 }  # fmt: skip
 PROFILES = {"quick": QUICK, "full": FULL}
 
+STEPS = 30  # that each process records from its very first
 MEASURED_STEPS = 10
 """Steps of a published mean, and the late ones at the end of a process."""
-MOST_WARMUP = 5
 TIMEOUT_S = 540.0
 BOTH = "forward+backward"
 _ARGUMENTS = ("context_length", "batch_size", "dtype", "attention", "device", "direction")
@@ -53,35 +48,32 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
     """Every case, whole processes first.
 
     Raises:
-        ValueError: an unknown or missing name, or too few steps for five of warm-up, ten measured
-            and ten late ones.
+        ValueError: an unknown name, or no model or direction.
     """
     s = sized(PROFILES, profile, sizes)
     require_known("direction", s.directions, trainer.DIRECTIONS)
-    require_known("dtype", [s.dtype], ["float32", "bfloat16", "float16"])
-    require_least(MOST_WARMUP + 2 * MEASURED_STEPS, steps=s.steps)
     for model in (*s.models, *s.compiled):
-        transformer.config(model, context_length=s.context_length, attention=s.attention)
+        transformer.config(model, context_length=s.context_length)
     if not s.models or not s.directions:
         raise ValueError("models and directions need an entry each")
     shared = {
-        "context_length": s.context_length, "batch_size": s.batch_size, "dtype": s.dtype,
-        "attention": s.attention, "device": device_of(s.device),
+        "context_length": s.context_length, "batch_size": transformer.BATCH_SIZE,
+        "dtype": "float32", "attention": "plain", "provider": "eager",
+        "device": device_of(s.device),
     }  # fmt: skip
+    series = {"experiment": "steps", "steps": STEPS, **shared}
     listed = []
-    for isolation, count in (("fresh", s.processes), ("shared", s.shared_processes)):
+    for isolation, count in (("fresh", s.processes), ("shared", 1)):
         together = "" if isolation == "fresh" else ",".join(s.models)
         listed += grid(
-            {"experiment": "steps", "provider": "eager", "isolation": isolation, "steps": s.steps,
-             "together": together, **shared},
+            {**series, "isolation": isolation, "together": together},
             direction=s.directions, process=range(1, count + 1), model=s.models,
         )  # fmt: skip
-    alone = {"direction": "step", "provider": "eager", **shared}
-    stages, once = range(1, s.stage_processes + 1), [1]
+    alone = {**shared, "direction": "step"}
+    stages = range(1, s.stage_processes + 1)
     listed += grid({**alone, "experiment": "stages"}, model=s.models, process=stages)
-    listed += grid({**alone, "experiment": "calls"}, model=s.models, process=once)
     inductor = {**alone, "experiment": "compilation", "provider": "inductor"}
-    return listed + grid(inductor, model=s.compiled, process=once)
+    return listed + grid(inductor, model=s.compiled, process=[1])
 
 
 def measure(race: list[Case]) -> list[Row]:
@@ -89,15 +81,8 @@ def measure(race: list[Case]) -> list[Row]:
     return each(race, _figures)
 
 
-def available(case: Case) -> None:
-    """Raise `Unavailable` for what cannot run here."""
-    if case["experiment"] == "calls" and case["device"] != "cuda":
-        raise Unavailable("needs a CUDA GPU: elsewhere there are no driver calls")
-    require_possible(case)
-
-
 def _figures(case: Case) -> dict[str, Any]:
-    available(case)
+    require_possible(case)
     arguments = {name: case[name] for name in _ARGUMENTS}
     if case["experiment"] == "steps":
         return _of_process(case, arguments)
@@ -116,7 +101,7 @@ def _of_process(case: Case, arguments: Mapping[str, Any]) -> dict[str, Any]:
     key = (*arguments.items(), case["process"], case["steps"], *models)
     if case["model"] not in _RUN.get(key, {}):
         call = {**arguments, "models": models, "steps": case["steps"]}
-        target = "study.trainer:in_one_process"
+        target = "study.first_step:in_one_process"
         runs = fresh.run(target, call, timeout_s=TIMEOUT_S)
         _RUN.clear()
         _RUN[key] = dict(zip(models, runs, strict=True))
@@ -128,7 +113,6 @@ def _of_process(case: Case, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 # --- what follows from rows ----------------------------------------------------------------------
 
-SAMPLES = ["samples_ms", "forward_samples_ms"]
 STAGES = ["gemm_ms", "gemm_again_ms", "corner_ms", "corner_again_ms", "first_ms", "settled_ms"]
 
 
@@ -140,7 +124,7 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     mean over a late step. Of stages, `gemm_extra_ms`, `corner_extra_ms` and `whole_extra_ms` are
     the first time above the second, or above a late step.
     """
-    used = ["isolation", *SAMPLES, *STAGES]
+    used = ["isolation", "samples_ms", *STAGES]
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *used])))
     figures = rows[STAGES].apply(pd.to_numeric, errors="coerce")
     series = rows["samples_ms"].where(rows["samples_ms"].notna(), None)
@@ -159,21 +143,18 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
 def after_warmup(rows: pd.DataFrame, *dropped: int) -> pd.DataFrame:
     """Each series once a number of warm-up steps, `warmup_steps`: what a benchmark would report.
 
-    Of the ten steps that follow, `mean_ms`, `std_ms` and `over_late`, the mean over a late step;
-    where a step goes forward and backward also `forward_share`, of their time. A series that has
-    not as many steps is left out.
+    Of the ten steps that follow, `mean_ms`, `std_ms` and `over_late`, the mean over a late step. A
+    series that has not as many steps is left out.
     """
     series = rows[rows["samples_ms"].notna()]
     parts = []
     for count in dropped:
-        mean, std, forward = (
-            series[name].map(lambda s, of=of, n=count: _ten(s, n, of), "ignore").astype(float)
-            for name, of in ((SAMPLES[0], np.mean), (SAMPLES[0], _deviation), (SAMPLES[1], np.mean))
+        mean, std = (
+            series["samples_ms"].map(lambda s, of=of, n=count: _ten(s, n, of)).astype(float)
+            for of in (np.mean, _deviation)
         )
-        share = (forward / mean).where(series["direction"] == BOTH)
         parts.append(series.assign(
             warmup_steps=count, mean_ms=mean, std_ms=std, over_late=mean / series["late_ms"],
-            forward_share=share,
         ).dropna(subset="mean_ms"))  # fmt: skip
     return pd.concat(parts)
 
@@ -197,13 +178,10 @@ def from_tables(tables: pd.DataFrame) -> pd.DataFrame:
     """
     ordered = tables.sort_values("warmup_steps", na_position="last", kind="stable")
     settled = ordered.groupby(["source", "direction", "model"])["mean_ms"].transform("last")
-    forward = tables["mean_ms"].where(tables["direction"] == "forward")
-    dropped = tables["warmup_steps"].fillna(-1)
-    same = [tables["source"], tables["model"], dropped]
-    share = forward.groupby(same).transform("max") / tables["mean_ms"]
     return tables.assign(
-        added_ms=(tables["std_ms"] / MEASURED_STEPS**0.5).where(dropped == 0),
-        forward_share=share.where(tables["direction"] == BOTH),
+        added_ms=(tables["std_ms"] / MEASURED_STEPS**0.5).where(
+            tables["warmup_steps"].fillna(-1) == 0
+        ),
         over_late=tables["mean_ms"] / settled, origin="published", experiment="steps",
     )  # fmt: skip
 

@@ -43,23 +43,14 @@ def cases(
     Args:
         processes: numbers of processes, one GPU each.
         batch_sizes: sequences a step and process.
-        dtype: of weights and products; DeepSpeed keeps fp32 copies of 16-bit weights.
         checkpointing: whether backward computes each layer's activations anew.
 
     Raises:
-        ValueError: an unknown name, CPU Adam asked to be SGD, or a number below 1.
+        ValueError: an unknown name, or a number below 1.
     """
     require_known("strategy", strategies, STRATEGIES)
-    require_known("optimizer", optimizer, OPTIMIZERS)
     require_known("model", model, patched.CONFIGS)
-    require_least(
-        1, processes=processes, batch_sizes=batch_sizes, context_length=context_length, steps=steps
-    )
-    require_least(0, warmup_steps=warmup_steps)
-    if optimizer != "adamw" and (offloaded := [s for s in strategies if s.startswith("offload")]):
-        raise ValueError(
-            f"{offloaded[0]} runs DeepSpeed's CPU Adam: give optimizer='adamw', not {optimizer!r}"
-        )
+    require_least(1, processes=processes, batch_sizes=batch_sizes, context_length=context_length)
     shared = {
         "experiment": EXPERIMENT, "model": model, "context_length": context_length, "dtype": dtype,
         "optimizer": optimizer, "learning_rate": OPTIMIZERS[optimizer],

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from study import patched, rivals, step_clock
-from study.allocator import mib_of
 from study.cases import Case
 
 SEED = 0
@@ -82,7 +81,6 @@ class Engine(step_clock.Trainer):
         model, self.call = model_of(case, device, case["provider"])
         super().__init__(model, device)
         self.model: Any = model
-        self.weights_mib = mib_of(model.parameters())
         self.gradient_norm: float | None = None
         if case["checkpointing"]:
             model.gradient_checkpointing_enable({"use_reentrant": False})

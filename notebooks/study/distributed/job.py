@@ -3,8 +3,8 @@
 import json
 import math
 import os
+from collections.abc import Iterable
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn import Parameter
+from torch.profiler import record_function
 
 from fusedlib.bench.attempt import Wrong, free_memory
 from fusedlib.bench.machine import version_of
 from fusedlib.bench.statistics import summarize
-from fusedlib.bench.timing import clock_for, synchronize
-from study import patched
+from fusedlib.bench.timing import synchronize
+from study import patched, trace
 from study.cases import Case
-from study.distributed import communication
 from study.distributed.engines import (
     FSDP2,
     LOSS_SCALE,
@@ -33,24 +33,23 @@ from study.distributed.engines import (
     tokens_of,
 )
 from study.settings import MIB
+from study.trace import Piece
 
 CHECKED_STEPS = 3
+STEP = "fusedlib: step"
 # Relative differences to the plain model in one process that rounding explains.
 LOSS_BAND = {"float32": 1e-5, "float16": 5e-4, "bfloat16": 1e-3}
 GRADIENT_BAND = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 3e-2}
 SECTIONS = ("forward", "backward", "optimizer", "total")
 
 
-def train(case: Case, rank: int, port: int, start: dict[str, float]) -> dict[str, Any]:
+def train(case: Case, rank: int, port: int) -> dict[str, Any]:
     """Entry of a fresh process: one of those that train a case together.
 
     Returns:
         The row's figures. `samples_ms` and its kin are steps from an idle device, the slowest
-        process of each, `forward_...` and so on their parts; `steady_...` steps that follow without
-        a wait, where the host may be ahead; `first_ms` the very first. `peak_mib` and `state_mib`
-        are device memory of the fullest process, most in a step and between steps, `host_mib` the
-        host's of all. Bandwidths are bytes that a process sends a second. What there is not, as
-        device memory without a GPU, is None.
+        process of each, `forward_...` and so on their parts. `peak_mib` is device memory of the
+        fullest process, `host_mib` the host's of all.
 
     Raises:
         Wrong: losses or the gradient's norm are not the plain model's; on process 0.
@@ -71,17 +70,14 @@ def train(case: Case, rank: int, port: int, start: dict[str, float]) -> dict[str
         losses.append(loss)
         times.append(parts)
     figures: dict[str, Any] = {"losses": losses}
-    wrong = compared(case, true, losses, engine.gradient_norm, figures) if rank == 0 else []
-    figures |= _memory(engine)
-    steady = _steady_ms(engine, max(2, case["steps"] // 2))
-    figures |= communication.measured(engine)
+    wrong = compared(case, true, losses, engine.gradient_norm) if rank == 0 else []
+    figures |= _memory(engine) | {"hidden_share": hidden_share(engine)}
     dist.barrier()
     if wrong:
         raise Wrong("; ".join(wrong), figures)
     timed = times[case["warmup_steps"] :]
     for name in SECTIONS:
         figures |= summarize([t[name] for t in timed], "" if name == "total" else name)
-    figures |= {"first_ms": times[0]["total"], **summarize(steady, "steady")}
     tokens = case["processes"] * share * case["context_length"]
     figures["tokens_per_s"] = tokens / figures["median_ms"] * 1e3
     return figures | _facts(case)
@@ -116,22 +112,6 @@ def _timed_step(engine: Engine) -> tuple[float, dict[str, float]]:
     mean = engine.loss.float() / dist.get_world_size()
     dist.all_reduce(mean)
     return mean.item(), dict(zip(SECTIONS, slowest, strict=True))
-
-
-def _steady_ms(engine: Engine, steps: int) -> list[float]:
-    """From a step's begin to the next one's, without a wait between them: ms, the slowest process.
-
-    One step more begins on an idle device; its time is left out.
-    """
-    clock = clock_for(engine.device)
-    dist.barrier()
-    synchronize(engine.device)
-    marks = []
-    for _ in range(1 + steps):
-        engine.issue()
-        marks.append(clock.mark())
-    synchronize(engine.device)
-    return _slowest([clock.elapsed_ms(begin, end) for begin, end in pairwise(marks)], engine)
 
 
 def _slowest(times_ms: list[float], engine: Engine) -> list[float]:
@@ -186,26 +166,22 @@ def reference(case: Case, device: torch.device) -> dict[str, Any]:
 
 
 def compared(
-    case: Case, true: dict[str, Any], losses: list[float], norm: float | None,
-    figures: dict[str, Any],
+    case: Case, true: dict[str, Any], losses: list[float], norm: float | None
 ) -> list[str]:  # fmt: skip
-    """What is out of its band beside the plain model, or not finite; adds to the figures."""
+    """What is out of its band beside the plain model, or not finite."""
     assert norm is not None
     baseline, baseline_norm = true["reference_losses"], true["reference_gradient_norm"]
     off = [abs(a / b - 1) for a, b in zip(losses, baseline, strict=False)]
     off += [math.nan for loss in losses if not math.isfinite(loss)]
-    figures |= {**true, "gradient_norm": norm}
     wrong = []
     for name, error, bands in (
         ("loss", float(np.max(off)), LOSS_BAND),
-        ("gradient_norm", abs(norm / baseline_norm - 1), GRADIENT_BAND),
+        ("gradient norm", abs(norm / baseline_norm - 1), GRADIENT_BAND),
     ):
-        band = bands[case["dtype"]]
-        figures |= {f"{name}_error": error, f"{name}_band": band}
-        if not error <= band:
+        if not error <= bands[case["dtype"]]:
             wrong.append(
-                f"the {name.replace('_', ' ')} differs from the plain model's in one process by "
-                f"{error:.2g} of it, more than {band:g}"
+                f"the {name} differs from the plain model's in one process by {error:.2g} of it, "
+                f"more than {bands[case['dtype']]:g}"
             )
     return wrong
 
@@ -218,20 +194,53 @@ def _memory(engine: Engine) -> dict[str, Any]:
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     host = torch.tensor(resident / MIB, dtype=torch.float64, device=engine.device)
     dist.all_reduce(host)
-    peak = state = None
+    peak = None
     if engine.device.type == "cuda":
-        held = torch.cuda.max_memory_allocated() / MIB, torch.cuda.memory_allocated() / MIB
-        peak, state = _slowest(list(held), engine)
-    return {
-        "weights_mib": engine.weights_mib, "host_mib": host.item(), "peak_mib": peak,
-        "state_mib": state,
-    }  # fmt: skip
+        [peak] = _slowest([torch.cuda.max_memory_allocated() / MIB], engine)
+    return {"host_mib": host.item(), "peak_mib": peak}
+
+
+def hidden_share(engine: Engine) -> float | None:
+    """How much of a step's communication is hidden; None where nothing communicates.
+
+    The step before it, under the profiler too, takes up that profilers start at different times.
+    """
+
+    def steps() -> None:
+        for _ in range(2):
+            with record_function(STEP):
+                engine.issue()
+                synchronize(engine.device)
+
+    if engine.device.type != "cuda" or dist.get_world_size() == 1:
+        return None
+    return hidden(trace.record(engine.device, steps).during(STEP))
+
+
+def hidden(pieces: Iterable[Piece]) -> float | None:
+    """Of the time in which a kernel of NCCL runs, its waiting for other processes included, the
+    share in which another kernel, copy or fill runs beside it: |communication| + |compute| - |their
+    union|, over |communication|.
+    """
+    spans: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    for piece in pieces:
+        spans["nccl" in piece.name.lower()].append((piece.start, piece.end))
+    communication, compute = _covered(spans[True]), _covered(spans[False])
+    beside = communication + compute - _covered(spans[True] + spans[False])
+    return beside / communication if communication else None
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of spans."""
+    covered, end = 0.0, float("-inf")
+    for start, stop in sorted(spans):
+        covered += max(stop - max(start, end), 0.0)
+        end = max(end, stop)
+    return covered
 
 
 def _facts(case: Case) -> dict[str, Any]:
-    """What ran: packages, the strategy's settings, and which code of ours."""
+    """What ran: packages, and the strategy's settings."""
     packages = ["torch", "deepspeed"] if is_deepspeed(case) else ["torch"]
-    return {
-        "version": ", ".join(f"{p} {version_of(p)}" for p in packages),
-        "settings": json.dumps(STRATEGIES[case["strategy"]]), "path": patched.path_of(case),
-    }  # fmt: skip
+    version = ", ".join(f"{p} {version_of(p)}" for p in packages)
+    return {"version": version, "settings": json.dumps(STRATEGIES[case["strategy"]])}

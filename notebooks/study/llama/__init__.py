@@ -7,7 +7,6 @@ loss norm rope  one operation alone, beside what bounds it
 memory          two steps watched by the allocator's history: what fills the peak
 limit           the largest batch or the longest context whose step fits
 distributed     training under DeepSpeed with weights in the host's memory
-sustained       forward and backward under load, with energy; `product` is a plain product so
 fp32            steps in fp32, at a setting of torch's fp32 products
 first-steps     losses of a training's first steps, beside those with exact gradients
 gradients       errors of gradients at weights of a Hugging Face training
@@ -20,11 +19,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fusedlib.bench import sustained
 from fusedlib.bench.arguments import require_known, require_least
-from fusedlib.bench.attempt import forget_compiled, free_memory
-from fusedlib.bench.turns import Turn
-from study import distributed, rivals, roofline
+from fusedlib.bench.attempt import Unavailable, forget_compiled, free_memory
+from study import distributed, rivals
 from study.cases import Case, Row, device_of, grid
 from study.llama import alone, operations, races
 from study.llama.training import (
@@ -36,7 +33,7 @@ from study.llama.training import (
     train,
     wrong_gradients,
 )
-from study.patched import BASELINE, CONFIGS, EXACT, OTHER_ATTENTION, TASK, few_threads
+from study.patched import BASELINE, CONFIGS, EXACT, OTHER_ATTENTION, TASK, require_possible
 from study.race import each
 from study.run import sized
 from study.settings import DTYPES, MIB
@@ -46,10 +43,8 @@ QUICK: dict[str, Any] = {
     "experiments": ["all"],  # which of the table above are measured
     "model": "two layers",  # of study.patched.CONFIGS
     "dtype": "float32",  # of weights, gradients and moments
-    "more_dtypes": [],  # in which the headline's size is run besides
     "arms": ["huggingface", "liger", "fused", "fused-loss"],  # at the headline's size; or all
     "few": ["huggingface", "liger-without-flce", "liger", "fused"],  # at the other sizes
-    "batch_size": 4,  # sequences at the headline's size
     "context": 32,  # tokens a sequence there
     "batches": [1, 8],  # sequences of batch_context tokens
     "batch_context": 16,  # tokens a sequence where the batch grows
@@ -57,9 +52,6 @@ QUICK: dict[str, Any] = {
     "families": ["two Qwen3 layers"],  # models at the headline's batch and context
     "family_arms": ["huggingface", "liger", "fused"],  # in these models
     "stepped": ["huggingface", "liger", "fused"],  # arms of whole steps, memory and limits
-    "loaded": ["huggingface", "fused"],  # arms that also run sustained, with energy
-    "load_seconds": 0.2,  # of a sustained measurement, after heating
-    "gemm_size": 256,  # rows and columns of the plain product under load
     "precise": [],  # arms in fp32, at both settings of its products
     "trained": ["huggingface", "liger", "liger-fp32", "fused"],  # arms that train
     "train_model": "two layers",  # that is trained
@@ -67,7 +59,6 @@ QUICK: dict[str, Any] = {
     "train_tokens": 16,  # tokens a sequence of that training, of eight sequences a step
     "offloaded": ["huggingface", "liger", "fused"],  # arms under DeepSpeed
     "offload_batches": [2],  # sequences of batch_context tokens under DeepSpeed
-    "offload_steps": 3,  # measured steps under DeepSpeed
     "operation_rivals": ["all"],  # beside whom loss, norm and rope run; inductor by its name
     "operation_widths": [64, 128],  # hidden sizes of loss, norm and rope
     "vocabulary": 1000,  # of that loss
@@ -75,24 +66,23 @@ QUICK: dict[str, Any] = {
     "host_bound_repetitions": 2,  # of steps of few tokens, where the host may set the pace
 }
 FULL: dict[str, Any] = QUICK | {
-    "model": "Llama-3.2-1B", "dtype": "bfloat16", "more_dtypes": ["float16"], "arms": ["all"],
-    "batch_size": 4, "context": 2048, "batches": [1, 4, 8, 32, 112], "batch_context": 1024,
+    "model": "Llama-3.2-1B", "dtype": "bfloat16", "arms": ["all"],
+    "context": 2048, "batches": [1, 4, 8, 32, 112], "batch_context": 1024,
     "contexts": [512, 8192, 24576],
     "families": ["Llama-3.2-1B", "Qwen3-0.6B", "Gemma-2-2B, 8 layers", "Phi-3-mini, 8 layers",
                  "Mistral-7B, 6 layers"],
     "family_arms": ["huggingface", "liger-without-flce", "liger", "fused", "inductor",
                     "inductor-causal", "fused-inductor"],
-    "loaded": ["huggingface", "liger", "fused", "fused-graph", "inductor", "fused-inductor"],
-    "load_seconds": 1.0, "gemm_size": 8192, "precise": ["huggingface", "liger", "fused"],
+    "precise": ["huggingface", "liger", "fused"],
     "train_model": "four layers", "train_steps": 200, "train_tokens": 512,
     "offloaded": ["huggingface", "liger-without-flce", "liger", "fused"], "offload_batches": [8],
     "operation_rivals": ["all", "inductor"], "operation_widths": [2048, 4096],
     "vocabulary": 128256, "repetitions": 6, "host_bound_repetitions": 30,
 }  # fmt: skip
 PROFILES = {"quick": QUICK, "full": FULL}
-STEPS, OPERATIONS = ("step", "families", "fp32", "sustained"), (*operations.TASKS,)
-EXPERIMENTS = (*STEPS, *OPERATIONS, "memory", "limit", "distributed", "product", "gradients",
-               "first-steps")  # fmt: skip
+STEPS, OPERATIONS = ("step", "families", "fp32"), (*operations.TASKS,)
+EXPERIMENTS = (*STEPS, *OPERATIONS, "memory", "limit", "distributed", "gradients", "first-steps")
+BATCH, OFFLOADED_STEPS = 4, 3  # sequences at the headline's size; steps measured under DeepSpeed
 TRAINED_BATCH, LEARNING_RATE = 8, 3e-4
 HOST_BOUND_TOKENS = 4096  # of a step; above, the card computes for longer than the host issues
 
@@ -107,14 +97,14 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
     s.device = device_of(s.device)
     require_known("experiment", s.experiments, ["all", *EXPERIMENTS])
     require_known("model", [s.model, s.train_model, *s.families], CONFIGS)
-    require_known("dtype", [s.dtype, *s.more_dtypes], DTYPES)
+    require_known("dtype", s.dtype, DTYPES)
     require_least(1, batches=s.batches, contexts=s.contexts)
     require_least(2, context=s.context, batch_context=s.batch_context, train_tokens=s.train_tokens)
     listed = _steps(s)
     for name in s.families:
         turns = _turns(s) | {"model": name}
         listed += arms("families", s.family_arms, group="families", **turns)
-    size = {"batch_size": s.batch_size, "context_length": s.context}
+    size = {"batch_size": BATCH, "context_length": s.context}
     for task in operations.TASKS:
         listed += operations.cases(
             task, s.operation_rivals, widths=s.operation_widths, vocabulary=s.vocabulary,
@@ -127,20 +117,9 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
     listed += distributed.cases(
         ["offload-throttled"], s.offloaded, model=s.model, processes=[1],
         batch_sizes=s.offload_batches, context_length=s.batch_context, dtype="bfloat16",
-        optimizer="adamw", checkpointing=True, warmup_steps=1, steps=s.offload_steps,
+        optimizer="adamw", checkpointing=True, warmup_steps=1, steps=OFFLOADED_STEPS,
         device=s.device,
     )  # fmt: skip
-    once = arms("sustained", s.loaded, group="arms", **_turns(s) | {"repetitions": 1})
-    for number in (1, 2):  # the second round in the opposite order: drift hits all alike
-        more = {"round": number, "seconds": s.load_seconds}
-        listed += [case | more for case in (once if number == 1 else once[::-1])]
-    ceilings = roofline.cases(
-        s.device, [s.dtype], gemm_size=s.gemm_size, copy_mib=1, repetitions=1
-    )  # fmt: skip
-    listed += [
-        case | {"experiment": "product", "seconds": s.load_seconds}
-        for case in ceilings if case["ceiling"] == roofline.GEMM
-    ]  # fmt: skip
     there = {"dtype": "float32", "group": "fp32", "repetitions": max(1, s.repetitions // 2)}
     for precision in ("highest", "high"):
         listed += arms("fp32", s.precise, precision=precision, **_turns(s) | there)
@@ -155,7 +134,7 @@ def arms(experiment: str, names: list[str], **shared: Any) -> list[dict[str, Any
 
 def _headline(s: SimpleNamespace) -> dict[str, Any]:
     return {
-        "model": s.model, "device": s.device, "batch_size": s.batch_size,
+        "model": s.model, "device": s.device, "batch_size": BATCH,
         "context_length": s.context, "dtype": s.dtype,
     }  # fmt: skip
 
@@ -167,10 +146,8 @@ def _turns(s: SimpleNamespace) -> dict[str, Any]:
 
 def _steps(s: SimpleNamespace) -> list[dict[str, Any]]:
     listed = arms("step", s.arms, group="arms", **_turns(s))
-    for dtype in s.more_dtypes:
-        listed += arms("step", s.few, group="arms", **_turns(s) | {"dtype": dtype})
     listed += arms("step", s.stepped, group="whole", **_turns(s) | {"optimizer": True})
-    shapes = [(n, s.batch_context) for n in s.batches] + [(s.batch_size, n) for n in s.contexts]
+    shapes = [(n, s.batch_context) for n in s.batches] + [(BATCH, n) for n in s.contexts]
     for count, length in shapes:
         few = count * length <= HOST_BOUND_TOKENS
         there = {"batch_size": count, "context_length": length}
@@ -202,7 +179,7 @@ TRAJECTORY = Trajectory()
 
 
 def measure(race: list[Case]) -> list[Row]:
-    """A row a case: times in turns or under load, or the figures of an arm alone."""
+    """A row a case: times in turns, or the figures of an arm alone."""
     experiment = race[0]["experiment"]
     if experiment != "gradients":
         TRAJECTORY.forget()
@@ -220,12 +197,10 @@ def available(case: Case) -> None:
         operations.available(case)
     elif experiment == "distributed":
         distributed.require_available(case)
-    elif experiment == "product":
-        races.require_cuda(case, "sustained runs need a CUDA GPU")
     else:
-        races.available(case)
-    if experiment == "limit":
-        races.require_cuda(case, "only a CUDA card's memory has an end that a step meets")
+        require_possible(case)
+    if experiment == "limit" and not case["device"].startswith("cuda"):
+        raise Unavailable("only a CUDA card's memory has an end that a step meets")
 
 
 def _alone(case: Case) -> dict[str, Any]:
@@ -237,24 +212,15 @@ def _alone(case: Case) -> dict[str, Any]:
     available(case)
     measured = {
         "memory": alone.memory, "limit": alone.limit, "first-steps": train,
-        "gradients": TRAJECTORY.measure, "distributed": distributed.measure, "product": _product,
+        "gradients": TRAJECTORY.measure, "distributed": distributed.measure,
     }[case["experiment"]]  # fmt: skip
     free_memory()
     if case["experiment"] != "gradients":
         forget_compiled()
     try:
-        with few_threads(case):
-            return measured(case)
+        return measured(case)
     finally:
         free_memory()
-
-
-def _product(case: Case) -> dict[str, Any]:
-    """Time, `flops`, `joules` and power of a plain product under load: what a FLOP takes."""
-    with roofline.precision_of(case["precision"]):
-        turn = Turn(roofline.square_product(case))
-        figures = sustained.under_load(turn, case["device"], sustained.HEAT_S, case["seconds"])
-    return {**figures, "median_ms": figures["burst_median_ms"], "flops": 2 * case["size"] ** 3}
 
 
 # --- rows ----------------------------------------------------------------------------------------
@@ -270,8 +236,8 @@ SWITCHES = {
 JUDGED = ["parameters", "gradient_errors", "usual_errors"]
 USED = [
     "experiment", "provider", "group", "dtype", "batch_size", "context_length", "tokens",
-    "median_ms", "samples_ms", "tokens_per_s", "peak_mib", "host_mib", "activations_mib", "joules",
-    "losses", "seed", *JUDGED, *(f"peak_{name}_mib" for name in PARTS),
+    "median_ms", "samples_ms", "tokens_per_s", "peak_mib", "host_mib", "activations_mib", "losses",
+    "seed", *JUDGED, *(f"peak_{name}_mib" for name in PARTS),
 ]  # fmt: skip
 
 
@@ -279,13 +245,13 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with what follows from them.
 
     `family` is whose implementation it is, and `switch` what it replaces of Hugging Face's;
-    `sequences` is batch × context, and `token_mj` the energy of a token.
+    `sequences` is batch × context.
     Errors of gradients are over Hugging Face's own at the same weights: `worst_gradient` is the
     largest, and `missed` counts those that the rule of `wrong_gradients` refuses.
     """
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *USED])))
-    counts = ["batch_size", "context_length", "tokens", "median_ms", "tokens_per_s", "joules"]
-    batch, context, tokens, ms, rate, joules = (rows[name].astype(float) for name in counts)
+    counts = ["batch_size", "context_length", "tokens", "median_ms", "tokens_per_s"]
+    batch, context, tokens, ms, rate = (rows[name].astype(float) for name in counts)
     tokens = tokens.fillna(batch * context)
     judged = [_judged(row) for row in rows[[*JUDGED, "dtype"]].to_dict("records")]
     worst, missed = zip(*judged, strict=True) if judged else ((), ())
@@ -295,7 +261,7 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     family = providers.str.extract(r"^(fused|liger|inductor)", expand=False)
     gib = {f"{name}_gib": rows[f"{name}_mib"] / 1024 for name in ("peak", "host", "activations")}
     return rows.assign(
-        tokens=tokens, tokens_per_s=rate.fillna(1e3 * tokens / ms), token_mj=1e3 * joules / tokens,
+        tokens=tokens, tokens_per_s=rate.fillna(1e3 * tokens / ms),
         sequences=pd.Categorical(sequences, order), worst_gradient=worst, missed=missed,
         family=family.fillna(rows["provider"]), switch=rows["provider"].map(SWITCHES), **gib,
     )  # fmt: skip

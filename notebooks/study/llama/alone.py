@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from fusedlib.bench.attempt import free_memory, is_out_of_memory
-from study.allocator import Watch, at_peak, live, total
+from study.allocator import CATEGORIES, Watch, at_peak, live
 from study.cases import Case
-from study.patched import CONFIGS, LlamaTrainer, alone, path_of, tokens
+from study.patched import CONFIGS, LlamaTrainer, alone, tokens
 from study.settings import MIB
 from study.trainer import watched_steps
 
@@ -32,25 +31,20 @@ def memory(case: Case) -> dict[str, Any]:
 
     _, watch = watched_steps(make, torch.device(case["device"]), 2)
     figures = _split(watch, CONFIGS[case["model"]]["vocab_size"])
-    tokens_of = case["batch_size"] * case["context_length"]
-    return figures | {"tokens": tokens_of, "path": path_of(case)}
+    return figures | {"tokens": case["batch_size"] * case["context_length"]}
 
 
-def _split(watch: Watch, vocabulary: int) -> dict[str, Any]:
-    """The peak of the second step by category, and where it lies."""
+def _split(watch: Watch, vocabulary: int) -> dict[str, float]:
+    """The peak of the second step, and its parts by category."""
     odd = vocabulary // (vocabulary & -vocabulary)
     every, moments = watch.blocks(), watch.history.moments
-    passing, changes = ("activations", "temporaries", "other"), len(watch.history.changes)
-    wide = {id(b) for b in every if b.category in passing and not b.nbytes % odd}
-    held, logits = (
-        live([b for b in every if (id(b) in wide) == chosen], changes) for chosen in (False, True)
-    )
-    held |= {"logits": total(logits)}
-    ends = [moments[f"{name} 2"] for name in ("begin", "forward", "backward", "step")]
-    held = {name: series[ends[0] : ends[-1]] for name, series in held.items()}
-    at = ends[0] + int(np.argmax(total(held)))
-    sections = zip(("forward", "backward", "update"), ends[1:], strict=True)
-    return {**at_peak(held), "peak_in": next(name for name, end in sections if at < end)}
+    for block in every:
+        passes = block.category in ("activations", "temporaries", "other")
+        if passes and not block.nbytes % odd:
+            block.category = "logits"
+    held = live(every, len(watch.history.changes), (*CATEGORIES, "logits"))
+    begin, end = moments["begin 2"], moments["step 2"]
+    return at_peak({name: series[begin:end] for name, series in held.items()})
 
 
 def limit(case: Case) -> dict[str, Any]:
@@ -79,17 +73,11 @@ def limit(case: Case) -> dict[str, Any]:
     first = max(1, (case["batch_size"], case["context_length"])[at] // unit)
     peak_mib(first)  # makes the moments
     capacity = torch.cuda.get_device_properties(0).total_memory / MIB
-    low, high, tried, slope = furthest(peak_mib, first, capacity)
-    return {
-        "largest": low * unit, "fails_at": high and high * unit, "tried": [n * unit for n in tried],
-        "mib_each": slope / unit, "capacity_mib": capacity,
-    }  # fmt: skip
+    return {"largest": furthest(peak_mib, first, capacity) * unit}
 
 
-def furthest(
-    peak: Callable[[int], float | None], first: int, capacity: float
-) -> tuple[int, int | None, list[int], float]:
-    """The largest count that fits, the smallest tried that does not, those tried, and the slope.
+def furthest(peak: Callable[[int], float | None], first: int, capacity: float) -> int:
+    """The largest count that fits.
 
     The first guess continues the line through `first` and twice as many. From there steps double
     until one count fits and one does not, then the gap is halved, for `TRIES` tries in all.
@@ -103,20 +91,20 @@ def furthest(
         MemoryError: twice the small count does not fit.
     """
     low, high = 2 * first, None
-    tried: list[int] = []
     small, large = peak(first), peak(low)
     if small is None or large is None:
         raise MemoryError(f"out of memory at {first} or {low} already")
     slope = (large - small) / first
     guess = max(low + 1, int(low + (capacity - large) / slope)) if slope > 0 else 2 * low
     step = max(1, guess // 50)
-    while len(tried) < TRIES and (high is None or high - low > 1):
-        tried.append(guess)
+    for _ in range(TRIES):
         low, high = (low, guess) if peak(guess) is None else (guess, high)
         if high is None:
             guess += step
         else:
             middle = (low + high) // 2
-            guess = middle if low in tried else max(middle, guess - step)
+            guess = middle if low > 2 * first else max(middle, guess - step)
+        if guess == low:
+            break
         step *= 2
-    return low, high, tried, slope
+    return low

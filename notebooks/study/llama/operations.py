@@ -19,7 +19,6 @@ some rivals wait for the host, so all are launched from Python.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +29,7 @@ import fusedlib
 from fusedlib import reference
 from fusedlib.bench import timing
 from fusedlib.bench.arguments import require_least
-from fusedlib.bench.attempt import Unavailable, Wrong
+from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.problem import Operands, Results
 from fusedlib.bench.turns import Checked, Figures, Turn
 from fusedlib.bench.workload import named
@@ -232,20 +231,13 @@ operation("loss", "liger-fp32", settings=f"{_liger}, accum_dtype=torch.float32")
 def liger_sm90_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """liger_fused_linear_cross_entropy_sm90, CuTe kernels that Liger runs for who imports them."""
     try:
-        return (_sm90(hidden.device).liger_fused_linear_cross_entropy_sm90(hidden, weight, target),)
-    except NotImplementedError as problem:  # sizes that its tiles do not divide
-        raise Unavailable(str(problem)) from problem
-
-
-def _sm90(device: torch.device | str) -> Any:
-    """Liger's module for Hopper."""
-    try:
         from liger_kernel.ops.cutedsl.ops import fused_linear_cross_entropy_sm90 as sm90
     except ImportError as problem:
         raise Unavailable(f"Liger's CuTe kernels cannot be imported: {problem}") from problem
-    if torch.cuda.get_device_capability(device) != (9, 0):
-        raise Unavailable("it is for compute capability 9.0 and no other")
-    return sm90
+    try:
+        return (sm90.liger_fused_linear_cross_entropy_sm90(hidden, weight, target),)
+    except NotImplementedError as problem:  # sizes that its tiles do not divide
+        raise Unavailable(str(problem)) from problem
 
 
 @operation("norm", "liger")
@@ -266,34 +258,6 @@ def liger_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     return turned
 
 
-def liger_implementation(operands: Drawn) -> str:
-    """Which of Liger's implementations computes a case, by Liger's name. Where CuTe's package is
-    installed it takes its kernels inside the fused loss, and for RoPE at shapes of its choice.
-    """
-    try:
-        from liger_kernel.backends import resolve_impl
-    except ImportError:
-        return "nvidia-triton"  # before 0.8.5 it had no others
-    task, device = operands.case["experiment"], operands.case["device"]
-    if operands.case["provider"] == "liger-sm90":
-        return "nvidia-cutedsl"
-    if task == "norm":
-        return "nvidia-triton"  # its function asks no dispatcher
-    if task == "loss":
-        return str(resolve_impl("cross_entropy_loss_and_grad", device=device).impl_name)
-    q, k, cos, sin = operands.leaves().values()
-    turned, _ = liger_rope(1 * q, 1 * k, cos, sin)
-    node = turned.grad_fn.name() if turned.grad_fn else ""
-    return "nvidia-cutedsl" if "CuTe" in node else "nvidia-triton"
-
-
-def path_of(case: Case, operands: Drawn) -> str | None:
-    """Which code runs a case, where its rival has several: ours, and Liger's."""
-    if case["provider"].startswith("liger"):
-        return liger_implementation(replace(operands, case=case))
-    return patched.path_of(case)
-
-
 @operation("loss", "torch-chunked", label="PyTorch, chunked", slot=10)
 def torch_chunked(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """torch.nn.functional.linear_cross_entropy, options=LinearCrossEntropyOptions()."""
@@ -301,45 +265,27 @@ def torch_chunked(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     return (torch.nn.functional.linear_cross_entropy(hidden, weight, target, options=options),)
 
 
-def _chunked(device: str) -> None:
-    if not hasattr(torch.nn, "LinearCrossEntropyOptions"):
-        raise Unavailable(f"torch {torch.__version__} has no linear_cross_entropy in chunks")
-
-
-def quack_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) -> Outputs:
-    """QuACK's linear cross entropy, tiles as they come."""
+def quack_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
+    """QuACK's chunked_linear_cross_entropy, its own choice of a way, tiles as they come."""
     from quack.linear_cross_entropy import (  # type: ignore[import-not-found]
         chunked_linear_cross_entropy,
     )
 
-    return (chunked_linear_cross_entropy(hidden, weight, target, tuned=False, **settings),)
+    return (chunked_linear_cross_entropy(hidden, weight, target, tuned=False),)
 
 
 def cut_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) -> Outputs:
     """Cut cross entropy."""
     from cut_cross_entropy import linear_cross_entropy  # type: ignore[import-not-found]
 
-    return (linear_cross_entropy(hidden, weight, target, **settings),)
+    try:
+        return (linear_cross_entropy(hidden, weight, target, **settings),)
+    except TypeError as problem:  # a version that does not take all of them
+        raise Unavailable(str(problem)) from problem
 
 
-def _takes(setting: str) -> Callable[[str], None]:
-    """A check that this version of cut cross entropy has a setting."""
-
-    def check(device: str) -> None:
-        from cut_cross_entropy import linear_cross_entropy
-
-        if setting not in signature(linear_cross_entropy).parameters:
-            raise Unavailable(f"this cut_cross_entropy takes no {setting}")
-
-    return check
-
-
-_quack, _cut = "QuACK's chunked_linear_cross_entropy", "cut cross entropy"
-operation("loss", "quack", settings=f"{_quack}, its own choice of a way, tiles as they come",
-          label="QuACK", slot=4)(quack_loss)  # fmt: skip
-operation("loss", "quack-unfused", settings=f"{_quack}, use_scaled_exp=False, tiles as they come",
-          label="QuACK, backward not fused", slot=13)(
-    partial(quack_loss, use_scaled_exp=False))  # fmt: skip
+_cut = "cut cross entropy"
+operation("loss", "quack", label="QuACK", slot=4)(quack_loss)
 operation("loss", "cut", settings="Cut cross entropy as it comes: skips blocks of gradients below "
           "a 32nd of the dtype's eps", label=_cut, slot=5)(cut_loss)  # fmt: skip
 operation("loss", "cut-whole", settings="Cut cross entropy, filter_eps=None: no block is skipped",
@@ -348,13 +294,6 @@ operation("loss", "cut-whole", settings="Cut cross entropy, filter_eps=None: no 
 operation("loss", "cut-kahan", settings="Cut cross entropy, filter_eps=None, use_kahan=True: "
           "gradients by compensated sums", label=f"{_cut}, compensated sums", slot=14)(
     partial(cut_loss, filter_eps=None, use_kahan=True))  # fmt: skip
-
-
-NEEDS: dict[str, Callable[[str], object]] = {
-    "liger-sm90": _sm90, "torch-chunked": _chunked, "cut-whole": _takes("filter_eps"),
-    "cut-kahan": _takes("use_kahan"),
-}  # fmt: skip
-"""What else must be there: each takes the device, and raises `Unavailable`."""
 
 
 @operation("loss", "fused")
@@ -472,10 +411,10 @@ def work(case: Case) -> Figures:
 
 def available(case: Case) -> None:
     """Raise `Unavailable` for what cannot run here, before anything is drawn."""
-    task, name = case["experiment"], case["provider"]
-    rivals.get(TASKS[task], name).check_available(case["device"], case["dtype"])
-    if name in NEEDS:
-        NEEDS[name](case["device"])
+    one = rivals.get(TASKS[case["experiment"]], case["provider"])
+    one.check_available(case["device"], case["dtype"])
+    if one.name == "torch-chunked" and not hasattr(torch.nn, "LinearCrossEntropyOptions"):
+        raise Unavailable(f"torch {torch.__version__} has no linear_cross_entropy in chunks")
 
 
 class Setup(Operation):
@@ -495,15 +434,7 @@ class Setup(Operation):
     def check(self, case: Case) -> Checked:
         """Hold a case's rival against the truth, one that works in place on copies."""
         one = rivals.get(TASKS[case["experiment"]], case["provider"])
-        bound = "bound" in one.traits
-        path = {} if bound else {"path": path_of(case, self.inputs)}
-        try:
-            checked = self.checked(on_copies(one) if IN_PLACE in one.traits else one, self.inputs)
-        except Wrong as wrong:
-            raise Wrong(str(wrong), {**wrong.figures, **path}) from None
-        if not bound:
-            compiler = str(COMPILER) if "compiled" in one.traits else None
-            checked.figures |= {**path, "compiler": compiler}
+        checked = self.checked(on_copies(one) if IN_PLACE in one.traits else one, self.inputs)
         sets = self.draw() if IN_PLACE in one.traits else self.sets
         return replace(checked, turn=partial(self._turn, one, sets))
 
@@ -519,7 +450,8 @@ class Setup(Operation):
                 calls[0]()
 
             weighed = judged and timed["device"] == "cuda"
-            return Turn(once, figures=_peaks(calls[0]) if weighed else {})
+            peak = {"peak_mib": allocator.peak(once, "cuda")} if weighed else {}
+            return Turn(once, figures=peak)
         kept: list[Results] = []
 
         def every() -> None:
@@ -544,19 +476,11 @@ class Setup(Operation):
         return Turn(run, figures=figures)
 
 
-def _peaks(call: Callable[[], Results]) -> Figures:
-    """MiB at the peak over what lay there, and how much of it is gradients."""
-    given: Results = {}
-    peak = allocator.peak(lambda: given.update(call()), "cuda")
-    gradients = allocator.mib_of(tensor for n, tensor in given.items() if n.startswith("d_"))
-    return {"peak_mib": peak, "gradients_mib": gradients}
-
-
 def race(cases: Sequence[Case]) -> list[Row]:
     """The rivals of a task at one width and direction, in turns."""
     same = ("experiment", "batch_size", "context_length", "hidden_size", "vocabulary", "dtype",
             "launch", "device")  # fmt: skip
     return timed(
-        cases, Setup, same=same, available=available, settings=patched.few_threads, work=work,
+        cases, Setup, same=same, available=available, work=work,
         rounds=int(cases[0]["repetitions"]), seconds=SECONDS, most=MOST, bursts=False,
     )  # fmt: skip

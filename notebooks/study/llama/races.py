@@ -1,14 +1,13 @@
-"""Arms in turns on one model: in half precision, in fp32, and under load."""
+"""Arms in turns on one model: in half precision and in fp32."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
 
 from fusedlib.bench import check
-from fusedlib.bench.attempt import Unavailable, Wrong, free_memory
+from fusedlib.bench.attempt import Wrong, free_memory
 from fusedlib.bench.turns import Checked, Turn
 from study import rivals, step_clock
 from study.cases import Case, Row
@@ -20,13 +19,11 @@ from study.patched import (
     LlamaTrainer,
     build,
     copy_of,
-    few_threads,
-    path_of,
     plain_loss,
     require_possible,
     tokens,
 )
-from study.race import loaded, timed
+from study.race import timed
 from study.settings import matmul_settings
 
 
@@ -44,7 +41,7 @@ class Setup:
     def check(self, case: Case) -> Checked:
         """Hold an arm against the truth and set it up on the whole model."""
         one = rivals.get(TASK, case["provider"])
-        figures = {**one.facts(), **self.exact.errors(one, case["dtype"]), "path": path_of(case)}
+        figures = {**one.facts(), **self.exact.errors(one, case["dtype"])}
         free_memory()
         model = copy_of(self.base, weights=case["optimizer"])
         call = one.build(model)
@@ -91,11 +88,9 @@ def _loss_roundoff(dtype: str, count: int) -> float:
     return max(torch.finfo(getattr(torch, products)).eps / 2, count**0.5 * 2.0**-24)
 
 
-@contextmanager
-def at_precision(case: Case) -> Iterator[None]:
+def precision_of(case: Case) -> AbstractContextManager[None]:
     """torch's fp32 products as the case has them: "highest" is IEEE's, "high" TF32."""
-    with matmul_settings(case["precision"], True), few_threads(case):
-        yield
+    return matmul_settings(case.get("precision", "highest"), True)
 
 
 class InFp32(Setup):
@@ -104,8 +99,7 @@ class InFp32(Setup):
     def check(self, case: Case) -> Checked:
         """As in other dtypes."""
         rounded = "float32" if case["precision"] == "highest" else "float16"  # eleven bits, as TF32
-        checked = super().check({**case, "dtype": rounded})
-        return Checked(checked.figures | {"path": path_of(case)}, checked.turn)
+        return super().check({**case, "dtype": rounded})
 
 
 def flops(case: Case) -> int:
@@ -121,36 +115,12 @@ def flops(case: Case) -> int:
     return 3 * int(case["batch_size"] * case["context_length"] * (weights + attention))
 
 
-def available(case: Case) -> None:
-    """Raise `Unavailable` for what cannot run here, before anything is made."""
-    require_possible(case)
-    if case["experiment"] == "sustained":
-        require_cuda(case, "sustained runs need a CUDA GPU")
-
-
-def require_cuda(case: Case, why: str) -> None:
-    """Raise `Unavailable` away from CUDA."""
-    if torch.device(case["device"]).type != "cuda":
-        raise Unavailable(why)
-
-
-def _work(case: Case) -> dict[str, Any]:
-    """Tokens of a step; under load also its FLOPs."""
-    found = {"tokens": case["batch_size"] * case["context_length"]}
-    return found | ({"flops": flops(case)} if case["experiment"] == "sustained" else {})
-
-
 def race(cases: Sequence[Case]) -> list[Row]:
-    """Arms in turns, in half precision or in fp32, or each alone under load."""
-    experiment = cases[0]["experiment"]
-    how: dict[str, Any] = {
-        "same": ("model", "dtype", "device", "optimizer", "group", "precision"),
-        "available": available, "settings": few_threads, "work": _work,
-    }  # fmt: skip
-    if experiment == "sustained":
-        return loaded(cases, Setup, **how)
-    if experiment == "fp32":
-        how["settings"] = at_precision
-    rounds = int(cases[0]["repetitions"])
-    setup = InFp32 if experiment == "fp32" else Setup
-    return timed(cases, setup, rounds=rounds, warmup=1, bursts=False, **how)
+    """Arms in turns, in half precision or in fp32."""
+    return timed(
+        cases, InFp32 if cases[0]["experiment"] == "fp32" else Setup,
+        same=("model", "dtype", "device", "optimizer", "group", "precision"),
+        available=require_possible, settings=precision_of,
+        work=lambda case: {"tokens": case["batch_size"] * case["context_length"]},
+        rounds=int(cases[0]["repetitions"]), warmup=1, bursts=False,
+    )  # fmt: skip

@@ -25,7 +25,6 @@ from study.patched import (
     ExactModel,
     LlamaTrainer,
     alone,
-    path_of,
 )
 
 FIRST_STEPS, SEEDS = 30, 5
@@ -81,7 +80,7 @@ def train(case: Case) -> dict[str, Any]:
     """`losses` of the first `steps` of a training."""
     training = Training(case)
     losses = [training.step() for _ in range(case["steps"])]
-    return {"losses": [round(loss.item(), DECIMALS) for loss in losses], "path": path_of(case)}
+    return {"losses": [round(loss.item(), DECIMALS) for loss in losses]}
 
 
 class Trajectory:
@@ -107,7 +106,7 @@ class Trajectory:
         Returns:
             `parameters`, names in the order of the model's; `gradient_errors` against float64 in
             norm, relative, None where no gradient arrived; `usual_errors`, the larger of Hugging
-            Face's own and its own with another attention, at the same weights; `path`.
+            Face's own and its own with another attention, at the same weights.
         """
         free_memory()
         exact = self._at(case)
@@ -115,7 +114,7 @@ class Trajectory:
         norms = {name: error.norm for name, error in errors.items()}
         return {
             "parameters": exact.names, "gradient_errors": [norms.get(n) for n in exact.names],
-            "usual_errors": [self.baseline[n] for n in exact.names], "path": path_of(case),
+            "usual_errors": [self.baseline[n] for n in exact.names],
         }  # fmt: skip
 
     def _at(self, case: Case) -> ExactModel:

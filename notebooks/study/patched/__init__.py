@@ -12,8 +12,6 @@ from study.patched.arms import (
     TASK,
     alone,
     causal_attention,
-    few_threads,
-    path_of,
     require_possible,
 )
 from study.patched.exact import EXACT, ExactModel, gradients, plain_loss
@@ -22,6 +20,6 @@ from study.patched.trainer import LlamaTrainer
 
 __all__ = [
     "BASELINE", "CONFIGS", "EXACT", "OTHER_ATTENTION", "PARTS", "TASK", "Call", "ExactModel",
-    "LlamaTrainer", "alone", "build", "causal_attention", "copy_of", "few_threads", "gradients",
-    "path_of", "plain_loss", "require_possible", "tokens",
+    "LlamaTrainer", "alone", "build", "causal_attention", "copy_of", "gradients",
+    "plain_loss", "require_possible", "tokens",
 ]  # fmt: skip

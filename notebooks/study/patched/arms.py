@@ -1,9 +1,8 @@
 """The arms: what each changes in a model, and what is then called with tokens and labels."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache, partial
+from collections.abc import Iterable, Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -13,12 +12,9 @@ from torch import nn
 import fusedlib
 from fusedlib.bench.arguments import require_known
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.launch import has_kernels
-from study import fresh, rivals
+from study import rivals
 from study.cases import Case
-from study.mlp import PLAIN_PATH
-from study.patched.models import CONFIGS, Call, build, tokens
-from study.patched.trainer import capture
+from study.patched.models import CONFIGS, Call, build
 from study.rivals import Task, rival
 
 TASK = Task[[nn.Module], Call]("llama")
@@ -34,52 +30,11 @@ WHOLE = frozenset({"whole"})
 
 
 def require_possible(case: Case) -> None:
-    """Raise `Unavailable` where the device or a package is missing, or an arm does not take a model
-    or cannot be captured.
-    """
+    """Raise `Unavailable` where device or package is missing, or an arm takes no such model."""
     arm = rivals.get(TASK, case["provider"])
     arm.check_available(case["device"], case["dtype"])
     if arm.name == "inductor-causal" and CONFIGS[case["model"]].get("family") == "Gemma2":
         raise Unavailable("scaled_dot_product_attention has no soft cap for this model's scores")
-    if arm.name == "liger-graph" and (why := _why_not_captured("liger")):
-        raise Unavailable(f"its step cannot be captured: {why}")
-
-
-@cache
-def _why_not_captured(arm: str) -> str:
-    """What a capture of an arm's small model says in a process of its own: one that fails can leave
-    the allocator of its process useless.
-    """
-    try:
-        fresh.run(f"{__name__}:try_capture", {"arm": arm}, timeout_s=120)
-    except fresh.FreshProcessError as error:
-        return str(error).splitlines()[0]
-    return ""
-
-
-def try_capture(arm: str, start: Mapping[str, float]) -> None:
-    """Entry of a fresh process: capture the step of a small model of this arm."""
-    model = build("two layers", torch.bfloat16, "cuda")
-    call = rivals.get(TASK, arm).build(model)
-    capture(model, call, tokens("two layers", 2, 128, "cuda"))
-
-
-def path_of(case: Case) -> str | None:
-    """Which code our arms run on these tokens; of others nothing."""
-    if not case["provider"].startswith("fused"):
-        return None
-    return "kernels" if has_kernels(torch.device(case["device"])) else PLAIN_PATH
-
-
-@contextmanager
-def few_threads(case: Case) -> Iterator[None]:
-    """One thread on a CPU: small models wait longer for a second one than it helps."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if case["device"] == "cpu" else threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @rival(TASK, BASELINE, requires=("transformers",))
@@ -230,10 +185,3 @@ def fused_captured(model: nn.Module) -> Call:
     """fusedlib.apply_to with all its parts, forward and backward captured in one CUDA graph."""
     fusedlib.apply_to(model)
     return model
-
-
-@rival(TASK, "liger-graph", label="Liger, CUDA graph", slot=15, requires=("transformers",),
-       traits=frozenset({"graph"}))  # fmt: skip
-def liger_captured(model: nn.Module) -> Call:
-    """Liger with all its switches, forward and backward captured in one CUDA graph."""
-    return with_liger(model, SWITCHES)
