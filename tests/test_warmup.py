@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from study import first_step, warmup
-from study.warmup import after_warmup, by_step, derive, from_tables
+from study.warmup import after_warmup, derive, from_tables
 
 SERIES = [32.0, 4.0, *[2.0] * 18]
 LINE = {"experiment": "steps", "direction": "forward+backward", "isolation": "fresh"}
@@ -31,12 +31,6 @@ def test_each_number_of_warm_up_steps_leaves_ten():
     assert left["mean_ms"].to_dict() == pytest.approx({0: 5.2, 1: 2.2, 2: 2.0})
     assert left["std_ms"][1] == pytest.approx(np.std([4.0, *[2.0] * 9], ddof=1))
     assert after_warmup(rows(SERIES), 11).empty, "nine steps are no ten"
-
-
-def test_a_row_a_step():
-    steps = by_step(rows(SERIES))
-    assert steps["nth_step"].tolist() == [*range(1, 21)]
-    assert steps["over_late"].head(3).tolist() == [16.0, 2.0, 1.0]
 
 
 def test_a_published_deviation_tells_the_slow_step():

@@ -159,16 +159,6 @@ def after_warmup(rows: pd.DataFrame, *dropped: int) -> pd.DataFrame:
     return pd.concat(parts)
 
 
-def by_step(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row a step of each series: `nth_step`, from 1, and `over_late`, over a late step."""
-    series = rows[rows["samples_ms"].notna()]
-    steps = series.assign(
-        nth_step=[range(1, len(s) + 1) for s in series["samples_ms"]],
-        over_late=[list(np.array(s) / _late(s)) for s in series["samples_ms"]],
-    )
-    return steps.explode(["nth_step", "over_late"]).astype({"nth_step": int, "over_late": float})
-
-
 def from_tables(tables: pd.DataFrame) -> pd.DataFrame:
     """Published means and standard deviations of ten steps with the columns of measured rows.
 

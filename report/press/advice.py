@@ -90,7 +90,8 @@ SETTINGS = (
     ),
     Setting(
         "training", "bf16", "two GPUs, FSDP2", "`apply_to(model)` before `fully_shard`",
-        "Hugging Face's, recorded hours earlier; gradients or weights shared", "compilers",
+        "Hugging Face's, recorded hours earlier; gradients, or weights too, sharded; no Liger",
+        "compilers",
         "work in ['distributed fsdp2-2', 'distributed fsdp2-3'] and processes == 2",
         "fused", "huggingface", ("08_model", "or nothing"), ("model",),
     ),
