@@ -54,11 +54,12 @@ def token_losses(
     bias: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0,
     z_loss: float = 0.0, softcap: float | None = None, temperature: float = 1.0,
     class_weights: Tensor | None = None, hits: bool = False, entropy: bool = False,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    sums: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """(1 − ε) ω_y (lse − logits_y) + ε mean_c ω_c (lse − logits_c) + ζ ω_y lse² of each token, and
-    if wanted its hit (y is the first of the largest logits) and its entropy −Σ p log p; 0 of those
-    that are ignored. logits = softcap(hidden Wᵀ + b) / temperature, p = softmax(logits), ω are
-    class_weights: hidden (tokens, hidden), weight (vocabulary, hidden).
+    if wanted its hit (y is the first of the largest logits), its entropy −Σ p log p and lse; 0 of
+    those that are ignored. logits = softcap(hidden Wᵀ + b) / temperature, p = softmax(logits), ω
+    are class_weights: hidden (tokens, hidden), weight (vocabulary, hidden).
 
     Logits are rounded to the inputs' dtype, the rest is fp32 at least.
     """
@@ -81,19 +82,30 @@ def token_losses(
             squares = squares * by_class[target.where(valid, 0)]
         losses = losses + z_loss * squares.masked_fill(~valid, 0)
     first_largest = ((logits.argmax(-1) == target) & valid).float() if hits else None
-    if not entropy:
-        return losses, first_largest, None
-    log_p = torch.log_softmax(logits, -1)
-    entropies = -(log_p.exp() * log_p.masked_fill(log_p.isneginf(), 0)).sum(-1)
-    return losses, first_largest, entropies.masked_fill(~valid, 0)
+    entropies = None
+    if entropy:
+        log_p = torch.log_softmax(logits, -1)
+        entropies = -(log_p.exp() * log_p.masked_fill(log_p.isneginf(), 0)).sum(-1)
+        entropies = entropies.masked_fill(~valid, 0)
+    lse = torch.logsumexp(logits, -1).masked_fill(~valid, 0) if sums else None
+    return losses, first_largest, entropies, lse
 
 
 def linear_log_probs(
-    hidden: Tensor, weight: Tensor, tokens: Tensor, **settings: Any
-) -> tuple[Tensor, Tensor | None]:
-    """log p of the tokens and their entropies: operands and settings as of `token_losses`."""
-    losses, _, entropies = token_losses(hidden, weight, tokens, **settings, entropy=True)
-    return -losses, entropies
+    hidden: Tensor, weight: Tensor, tokens: Tensor, *,
+    temperature: float = 1.0, logit_scale: float = 1.0, softcap: float | None = None,
+    **settings: Any,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """log p of the tokens, their entropies, logsumexps and hits, of the logits
+    softcap(logit_scale · (hidden Wᵀ + b)) / temperature; operands and further settings as of
+    `token_losses`.
+    """
+    losses, hits, entropies, sums = token_losses(
+        hidden, weight, tokens, temperature=temperature / logit_scale,
+        softcap=0.0 if softcap is None else softcap / logit_scale, entropy=True, sums=True,
+        hits=True, **settings,
+    )  # fmt: skip
+    return -losses, entropies, sums, None if hits is None else hits.bool()
 
 
 def linear_cross_entropy(

@@ -205,12 +205,13 @@ def calls_of_loss(arch: int) -> Calls:
     numbers, statistics = meta(300, dtype=FP32), meta(kernels.STATISTICS, 300, dtype=FP32)
     for dtype, name, settings in (
         (BF16, "log-probabilities", kernels.Settings(wants_entropy=True)),
-        (BF16, "everything", kernels.Settings(-100, 0.1, 1e-2, 30.0, -1, True, 0.7, True)),
-        (FP32, "everything", kernels.Settings(-100, 0.1, 1e-2, 30.0, -1, True, 0.7, True)),
+        (BF16, "everything", kernels.Settings(-100, 0.1, 1e-2, 30.0, -1, True, 0.7, True, True)),
+        (FP32, "everything", kernels.Settings(-100, 0.1, 1e-2, 30.0, -1, True, 0.7, True, True)),
     ):
         by_class = meta(128255, dtype=FP32) if name == "everything" else None
         shared = meta(300, 30400, dtype=dtype), meta(300, dtype=torch.int64), by_class, statistics
-        for way, upstreams in ("alone", ()), ("backward", (numbers, numbers)):
+        sums = numbers if settings.wants_logsumexp else None
+        for way, upstreams in ("alone", ()), ("backward", (numbers, numbers, sums)):
             call = partial(kernels.by_token_rows, *shared, 30400, 128255, settings, *upstreams)
             yield f"{dtype} {name} by token, {way}", call
     factor, result = meta(1, dtype=FP32), meta(2**20)

@@ -212,7 +212,7 @@ def test_both_passes_compute_the_same_logits(device):
     w = leaves["weight"].detach()[tokens].float()
     hidden = (w * 40 / w.square().sum(-1, keepdim=True)).bfloat16().requires_grad_()
     with tuning.override(loss_logits_bytes=logits_bytes):
-        log_probs, _ = linear_log_probs(hidden, leaves["weight"], tokens)
+        log_probs = linear_log_probs(hidden, leaves["weight"], tokens).log_probs
         gradients = grad(log_probs.sum(), [hidden, leaves["weight"]])
     assert log_probs.abs().max() < 1e-6 and all(d.abs().max() < 1e-3 for d in gradients)
 
@@ -229,7 +229,7 @@ def test_a_banned_token_adds_nothing(device):
     both = []
     for own, labels in ((leaves, tokens), (fewer, tokens - (tokens > 3).long())):
         own = {n: t.requires_grad_() for n, t in own.items()}
-        results = linear_log_probs(**own, tokens=labels)
+        results = linear_log_probs(**own, tokens=labels)[:2]
         both.append([*results, *grad(results, [*own.values()], [*ups])])
     actual, wanted = both
     torch.testing.assert_close(actual[:3], wanted[:3], rtol=1e-5, atol=1e-5)
@@ -240,11 +240,11 @@ def test_a_banned_token_adds_nothing(device):
 def test_log_probs_are_minus_the_loss_and_entropies_only_where_wanted(device):
     leaves, tokens, _ = drawn(device, "float32", bias=True)
     given = {**leaves, "softcap": 2.0}
-    log_probs, _ = linear_log_probs(**given, tokens=tokens)
+    log_probs = linear_log_probs(**given, tokens=tokens).log_probs
     losses = linear_cross_entropy(**given, target=tokens, reduction="none")
     assert close([log_probs], [-losses]) and not torch.signbit(log_probs[tokens == -100]).any()
-    alone, none = linear_log_probs(**given, tokens=tokens, entropy=False)
-    assert none is None and same([alone], [log_probs])
+    alone, *others = linear_log_probs(**given, tokens=tokens, entropy=False)
+    assert others == [None] * 3 and same([alone], [log_probs])
 
 
 # --- accuracy ------------------------------------------------------------------------------------
@@ -272,6 +272,8 @@ def test_token_accuracy(device, dtype):
                              ({"reduction": "sum"}, share)):  # fmt: skip
         _, found = linear_cross_entropy_and_accuracy(**leaves, target=target, **settings)
         assert torch.equal(found, wanted) and not found.requires_grad
+    found = linear_log_probs(**leaves, tokens=target, is_largest=True).is_largest
+    assert torch.equal(found, hits.bool())
     ignored = torch.full_like(target, -100)
     assert linear_cross_entropy_and_accuracy(**leaves, target=ignored)[1].isnan()
 
@@ -328,6 +330,7 @@ def test_an_ignored_row_gives_nothing_whatever_comes_from_above(device, name, we
     of, more = "target", dict(more)
     if name == "log_probs":
         call, of, more = linear_log_probs, "tokens", ALL_LOG_PROBS if more else {}
+        call = partial(call, logsumexp=True)
     leaves, some, settings = drawn(device, "float32", **more)
     for target, up in product((some, torch.full_like(some, -100)), (torch.inf, torch.nan)):
         ignored, own = target == -100, dict(leaves)
@@ -336,7 +339,7 @@ def test_an_ignored_row_gives_nothing_whatever_comes_from_above(device, name, we
             settings["token_weights"] = weights.requires_grad_(weigh == "by leaves")
             own |= {"token_weights": weights} if weigh == "by leaves" else {}
         outputs = call(**leaves, **{of: target}, **settings)
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        outputs = outputs[:3] if isinstance(outputs, tuple) else (outputs,)
         assert all(not y.ndim or not y[ignored].any() for y in outputs)
         ups = [torch.full_like(y, up) for y in outputs]
         gradients = dict(zip(own, grad(outputs, list(own.values()), ups), strict=True))
@@ -545,8 +548,8 @@ def test_memory_of_log_probs_is_the_planned_one(width):
     leaves, tokens, _ = drawn("cuda", "bfloat16", (8192, width, 151936))
 
     def run() -> None:
-        log_probs, entropy = linear_log_probs(**leaves, tokens=tokens)
-        (log_probs + entropy).sum().backward()
+        scores = linear_log_probs(**leaves, tokens=tokens)
+        (scores.log_probs + scores.entropy).sum().backward()
 
     over, _ = over_the_gradients(leaves, run)
     planned = function.slices(8192, leaves["weight"]).memory
@@ -573,11 +576,12 @@ def test_the_recipe_takes_a_head_of_another_dtype_than_hidden(monkeypatch):
     leaves, tokens, _ = drawn("cpu", "bfloat16", bias=True)
     leaves["hidden"] = leaves["hidden"].detach().float().requires_grad_()
     apply = theirs._ChunkedLogProbFunction.apply
-    log_probs, entropy, *none = apply(*leaves.values(), tokens, 0.7, 512, 2.0, 1.0, BOTH)
+    log_probs, entropy, *none = apply(*leaves.values(), tokens, 0.7, 512, 2.0, 1.5, BOTH)
     wanted = linear_log_probs(
-        **{n: t.float() for n, t in leaves.items()}, tokens=tokens, temperature=0.7, softcap=2.0
-    )
-    assert same([log_probs, entropy], wanted) and none == [None] * 3
+        **{n: t.float() for n, t in leaves.items()}, tokens=tokens, temperature=0.7, softcap=2.0,
+        logit_scale=1.5,
+    )  # fmt: skip
+    assert same([log_probs, entropy], wanted[:2]) and none == [None] * 3
     gradients = grad(log_probs.sum(), list(leaves.values()))
     assert [t.dtype for t in gradients] == [t.dtype for t in leaves.values()]
 

@@ -111,10 +111,10 @@ def test_a_loss_s_settings_are_read_at_each_call():
     with pytest.raises(ValueError, match="got 'most'"):
         module(hidden, weight, target)
     policy = LinearLogProbs(temperature=0.7, ignore_index=7)
-    log_probs, entropy = policy(hidden, weight, target)
-    assert log_probs[7] == entropy[7] == 0
+    scores = policy(hidden, weight, target)
+    assert scores.log_probs[7] == scores.entropy[7] == 0
     policy.entropy = False
-    assert policy(hidden, weight, target)[1] is None and not list(policy.parameters())
+    assert policy(hidden, weight, target).entropy is None and not list(policy.parameters())
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,7 @@ LOG_PROBS: Faults = {
     "the entropy without the sum": ("log_total - below / total", "log_total"),
     "the entropy's gradient without the entropy": ("-3.0e38) + entropy)", "-3.0e38))"),
     "the entropy's gradient with another sign": ("d -= tl.load(entropy", "d += tl.load(entropy"),
+    "logsumexps without a gradient": ("(sum_upstream + row) * p", "(sum_upstream + row) * 0.0"),
     "no temperature in the gradient": ("0.0, d * by_temperature)", "0.0, d)"),
     "no temperature in the logits": ("CAPPED) * by_temperature, float", "CAPPED), float"),
     "a softcap without derivative": (

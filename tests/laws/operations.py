@@ -364,7 +364,10 @@ def rope(
 # --- the loss, and log-probabilities -------------------------------------------------------------
 
 
-NO_POLICY = {"temperature": 0}, {"temperature": torch.nan}, {"temperature": "hot"}
+NO_POLICY = (
+    {"temperature": 0}, {"temperature": torch.nan}, {"temperature": "hot"},
+    {"logit_scale": 0.0}, {"logit_scale": torch.inf}, {"logit_scale": "a"},
+)  # fmt: skip
 NO_LOSS = (
     {"label_smoothing": "a"}, {"label_smoothing": 1.5}, {"label_smoothing": torch.nan},
     {"z_loss": None}, {"z_loss": -1.0}, {"reduction": "avg"},
@@ -436,7 +439,7 @@ def with_accuracy(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tenso
 PLAIN, POLICY = "hidden weight target", "hidden weight tokens bias"
 EVERY = "hidden weight target bias token_weights class_weights"
 ALL = {"label_smoothing": 0.1, "z_loss": 1e-2, "softcap": 2.0}
-COOL = {"temperature": 0.7, "softcap": 2.0}
+COOL = {"temperature": 0.7, "softcap": 2.0, "logit_scale": 1.5}
 
 
 # --- all of them ---------------------------------------------------------------------------------
@@ -491,10 +494,17 @@ def operations(library: ModuleType) -> dict[str, Operation]:
     }  # fmt: skip
 
 
+def with_gradients(call: Callable[..., Any], **given: Any) -> tuple[Tensor, ...]:
+    """Of a token's scores those that have a gradient."""
+    return tuple(call(**given)[:3])
+
+
 def log_probs(library: ModuleType, names: str, **settings: Any) -> Operation:
-    """Log-probabilities of tokens, and entropies."""
-    made = loss(library.linear_log_probs, names, reference.linear_log_probs, **settings)
-    return replace(made, outputs={"log_probs": "t", "entropy": "t"})
+    """Log-probabilities of tokens, entropies and logsumexps."""
+    call = partial(with_gradients, library.linear_log_probs, logsumexp=True)
+    plain = partial(with_gradients, reference.linear_log_probs)
+    made = loss(call, names, plain, **settings)
+    return replace(made, outputs=dict.fromkeys(("log_probs", "entropy", "logsumexp"), "t"))
 
 
 def more_calls(library: ModuleType) -> dict[str, Operation]:
@@ -568,6 +578,9 @@ def more_calls(library: ModuleType) -> dict[str, Operation]:
         "LinearCrossEntropyLoss": replace(xent(EVERY, **ALL), call=of_module(
             library.LinearCrossEntropyLoss(**ALL, class_weights=torch.ones(1)),
             {"class_weights": "class_weights"}, "hidden weight target bias token_weights")),
-        "LinearLogProbs": replace(log_probs(library, POLICY, **COOL), call=of_module(
-            library.LinearLogProbs(**COOL), {}, POLICY)),
+        "LinearLogProbs": replace(
+            log_probs(library, POLICY, **COOL),
+            call=partial(with_gradients, of_module(
+                library.LinearLogProbs(**COOL, logsumexp=True), {}, POLICY)),
+        ),
     }  # fmt: skip

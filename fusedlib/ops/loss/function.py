@@ -112,6 +112,24 @@ class Settings(NamedTuple):
     wants_hits: bool = False
     temperature: float = 1.0  # τ, of losses by token alone
     wants_entropy: bool = False  # of losses by token alone
+    wants_logsumexp: bool = False  # the same
+
+
+class TokenScores(NamedTuple):
+    """What `linear_log_probs` gives of each token, (...) all; None of what was not asked for.
+
+    Attributes:
+        log_probs: log p of the chosen token, fp32, or float64 of such inputs.
+        entropy: −Σ p log p of its distribution, in nats.
+        logsumexp: log Σ exp of its logits after temperature and softcap.
+        is_largest: whether the chosen token is the first of those with the largest logit, as
+            `argmax` has it; bool, without a gradient.
+    """
+
+    log_probs: Tensor
+    entropy: Tensor | None = None
+    logsumexp: Tensor | None = None
+    is_largest: Tensor | None = None
 
 
 def linear_cross_entropy(
@@ -192,25 +210,27 @@ def linear_cross_entropy_and_accuracy(
     given = given | settings
     operands = [given.pop(name) for name in ("bias", "token_weights", "class_weights")]
     operands = [hidden, weight, target, *operands]
-    loss, accuracy, _ = call_prepared(_prepare, operands, "target", *given.values(), True)
+    computed = call_prepared(_prepare, operands, "target", *given.values(), True)
+    loss, accuracy = computed[:2]
     return loss, accuracy
 
 
 def linear_log_probs(
     hidden: Tensor, weight: Tensor, tokens: Tensor, *,
     bias: Tensor | None = None, temperature: float = 1.0, softcap: float | None = None,
-    entropy: bool = True, ignore_index: int = -100,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Log-probabilities of chosen tokens and the entropy of each distribution, the logits never
-    stored as a whole: of a policy's training by GRPO, PPO and the like.
+    logit_scale: float = 1.0, entropy: bool = True, logsumexp: bool = False,
+    is_largest: bool = False, ignore_index: int = -100,
+) -> TokenScores:  # fmt: skip
+    """Log-probabilities of chosen tokens, and what else trainers log of each distribution, by one
+    pass, the logits never stored as a whole: of a policy's training by GRPO, PPO and the like.
 
-        p = softmax(z)    z = softcap(hidden Wᵀ + b) / temperature    H = −Σ_c p_c log p_c
+        p = softmax(z)    z = softcap(logit_scale · (hidden Wᵀ + b)) / temperature
 
-    Both have gradients, computed from the logits once more, without a second derivative. All but
-    the logits, which have the inputs' dtype, is fp32; bounds of errors stand in
-    `fusedlib.ops.loss.kernels`. Beside operands and gradients the kernels take the logits of a
-    slice of the vocabulary, LOGITS_BYTES (512 MiB) or twice what d_hidden takes, and in backward an
-    fp32 sum of d_hidden. d_W is summed in fp32 and rounded once.
+    Log-probabilities, entropies and logsumexps have gradients, computed from the logits once more,
+    without a second derivative. All but the logits, which have the inputs' dtype, is fp32; bounds
+    of errors stand in `fusedlib.ops.loss.kernels`. Beside operands and gradients the kernels take
+    the logits of a slice of the vocabulary, LOGITS_BYTES (512 MiB) or twice what d_hidden takes,
+    and in backward an fp32 sum of d_hidden. d_W is summed in fp32 and rounded once.
 
     In TRL 1.16, whose trainers ask one function for log-probabilities, GRPO's, RLOO's and others'
     have these from now on:
@@ -221,13 +241,13 @@ def linear_log_probs(
             @staticmethod
             def apply(hidden, weight, bias, tokens, temperature, rows, softcap, scale, outputs):
                 given = hidden, weight, bias, tokens, temperature, rows, softcap, scale, outputs
-                if scale != 1 or {*outputs} - {"log_probs", "entropy"}:
+                if {*outputs} - {"log_probs", "entropy"}:
                     return theirs.apply(*given)
                 weight, bias = (t if t is None else t.to(hidden.dtype) for t in (weight, bias))
-                settings = dict(bias=bias, temperature=temperature, softcap=softcap)
+                settings = dict(temperature=temperature, softcap=softcap, logit_scale=scale)
                 computed = fusedlib.linear_log_probs(
-                    hidden, weight, tokens, **settings, entropy="entropy" in outputs)
-                return *computed, None, None, None
+                    hidden, weight, tokens, bias=bias, **settings, entropy="entropy" in outputs)
+                return *computed[:2], None, None, None
         trl._ChunkedLogProbFunction = Fused
 
     The products are in hidden's dtype, which may be another than the head's
@@ -241,13 +261,13 @@ def linear_log_probs(
         bias: (vocabulary,).
         temperature: what logits are divided by, after the softcap.
         softcap: κ of logits κ tanh(logits / κ), as Gemma 2's; rounded to fp32 only.
-        entropy: whether entropies are computed.
-        ignore_index: the token of places whose log-probability and entropy are 0, with a gradient
-            of 0; of int64. Long products of theirs are not computed, as by `linear_cross_entropy`.
+        logit_scale: what logits are multiplied by, before the softcap, as Cohere's.
+        entropy: whether entropies are computed; `logsumexp` and `is_largest` the same.
+        ignore_index: the token of places of which all is 0 or False, with a gradient of 0; of
+            int64. Long products of theirs are not computed, as by `linear_cross_entropy`.
 
     Returns:
-        Log-probabilities and entropies in nats, (...) both, or None without entropies; fp32, or
-        float64 of such inputs. A logit of -inf adds nothing to an entropy.
+        `TokenScores` of (...) each. A logit of -inf adds nothing to an entropy.
 
     Raises:
         TypeError: an operand that is no tensor.
@@ -255,9 +275,18 @@ def linear_log_probs(
             sparse or nested.
     """
     operands = hidden, weight, tokens, bias, None, None
-    numbers = ignore_index, 0.0, 0.0, softcap, "none", "balanced", False, temperature, entropy
-    losses, _, entropies = call_prepared(_prepare, operands, "tokens", *numbers)
-    return 0.0 - losses, entropies  # of an ignored token 0, and not -0
+    checked_settings(ignore_index, softcap=softcap, temperature=temperature)
+    require_number("logit_scale", logit_scale)
+    if not 0 < logit_scale < inf:
+        raise ValueError(f"logit_scale must be finite and above 0, got {logit_scale!r}")
+    if logit_scale != 1:  # κ tanh(s x / κ) is s κ' tanh(x / κ') with κ' = κ / s
+        softcap = softcap if softcap is None else softcap / logit_scale
+        temperature /= logit_scale
+    numbers = ignore_index, 0.0, 0.0, softcap, "none", "balanced", is_largest, temperature
+    computed = call_prepared(_prepare, operands, "tokens", *numbers, entropy, logsumexp)
+    losses, hits, entropies, sums = computed
+    # 0 - x: of an ignored token 0, and not -0
+    return TokenScores(0.0 - losses, entropies, sums, None if hits is None else hits.bool())
 
 
 def _prepare(
@@ -276,9 +305,9 @@ def _loss(
     settings: Settings, reduction: str, runs: bool, asks: bool, hidden: Tensor, weight: Tensor,
     target: Tensor, bias: Tensor | None, token_weights: Tensor | None,
     class_weights: Tensor | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """The loss and, if they are wanted, the accuracy and the tokens' entropies, by the kernels if
-    they run. If it `asks` how many tokens count, enough others are left out.
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """The loss and, if they are wanted, the accuracy, the tokens' entropies and logsumexps, by the
+    kernels if they run. If it `asks` how many tokens count, enough others are left out.
     """
     hidden, weight, bias = cast_for_autocast(hidden, weight, bias)
     hidden, labels = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1).contiguous()
@@ -319,9 +348,9 @@ def _loss(
             weights = weights[at]
         operands = hidden, weight, bias, labels, by_class, weights, total
         loss, hits, *_ = LOSS(*operands, wants, *settings)
-        return loss, hits.sum() / valid.sum() if settings.wants_hits else None, None
+        return loss, hits.sum() / valid.sum() if settings.wants_hits else None, None, None
     if runs:
-        computed = LOSS_BY_TOKEN(hidden, weight, bias, labels, by_class, *settings)[:3]
+        computed = LOSS_BY_TOKEN(hidden, weight, bias, labels, by_class, *settings)[:4]
         if at is not None:  # of the others all is 0
             computed = tuple(
                 None if one is None else one.new_zeros(len(valid)).index_copy(0, at, one)
@@ -332,16 +361,18 @@ def _loss(
             hidden, weight, labels, bias=bias, class_weights=by_class, hits=settings.wants_hits,
             ignore_index=settings.ignore_index, label_smoothing=settings.label_smoothing,
             z_loss=settings.z_loss, softcap=settings.softcap, temperature=settings.temperature,
-            entropy=settings.wants_entropy,
+            entropy=settings.wants_entropy, sums=settings.wants_logsumexp,
         )  # fmt: skip
-    losses, hits, entropies = computed
+    losses, hits, *others = computed
     losses = losses if weights is None else losses * weights
     if reduction != "none":
         loss = losses.sum() if total is None else losses.sum() / total
-        return loss, hits.sum() / valid.sum() if settings.wants_hits else None, None
+        return loss, hits.sum() / valid.sum() if settings.wants_hits else None, None, None
     shape = target.shape
-    hits = hits.reshape(shape) if settings.wants_hits else None
-    return losses.reshape(shape), hits, entropies.reshape(shape) if settings.wants_entropy else None
+    wanted = settings.wants_hits, settings.wants_entropy, settings.wants_logsumexp
+    by_wish = zip((hits, *others), wanted, strict=True)  # an operator's None is an empty tensor
+    hits, entropies, sums = (t.reshape(shape) if want else None for t, want in by_wish)
+    return losses.reshape(shape), hits, entropies, sums
 
 
 def _check(
@@ -380,6 +411,7 @@ def checked_settings(
     ignore_index: int, label_smoothing: float = 0.0, z_loss: float = 0.0,
     softcap: float | None = None, reduction: str = "none", memory: str | int = "balanced",
     wants_hits: bool = False, temperature: float = 1.0, wants_entropy: bool = False,
+    wants_logsumexp: bool = False,
 ) -> Settings:  # fmt: skip
     """The settings of a user's numbers; raises a ValueError where one is none or out of range."""
     if reduction not in REDUCTIONS:
@@ -408,7 +440,7 @@ def checked_settings(
     budget = int(memory) if is_byte_count else LEAST if memory == "least" else BALANCED
     return Settings(
         int(ignore_index), float(label_smoothing), float(z_loss), float(softcap or 0), budget,
-        wants_hits, float(temperature), bool(wants_entropy),
+        bool(wants_hits), float(temperature), bool(wants_entropy), bool(wants_logsumexp),
     )  # fmt: skip
 
 
@@ -579,21 +611,24 @@ def loss_fwd(
 def by_token_fwd(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
     class_weights: Tensor | None, settings: Settings,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:  # fmt: skip
-    """Losses and, if wanted, hits and entropies (tokens,), fp32; and the tokens' statistics."""
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor]:  # fmt: skip
+    """Losses and, if wanted, hits, entropies and logsumexps (tokens,), fp32; and the tokens'
+    statistics.
+    """
     _check_targets(target, target != settings.ignore_index, weight.shape[0])
     statistics = hidden.new_zeros(STATISTICS, hidden.shape[0], dtype=torch.float32)
     operands = hidden, weight, bias, target, class_weights, statistics
-    by_token_slices(*operands, None, [False] * 3, None, settings)
+    by_token_slices(*operands, None, [False] * 3, None, None, settings)
     hits = statistics[5].clone() if settings.wants_hits else None
     entropies = statistics[2].clone() if settings.wants_entropy else None
-    return statistics[4].clone(), hits, entropies, statistics
+    sums = statistics[0] + statistics[1] if settings.wants_logsumexp else None
+    return statistics[4].clone(), hits, entropies, sums, statistics
 
 
 def by_token_slices(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
     class_weights: Tensor | None, statistics: Tensor, upstream: Tensor | None, wants: list[bool],
-    entropy_upstream: Tensor | None, settings: Settings,
+    entropy_upstream: Tensor | None, sum_upstream: Tensor | None, settings: Settings,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """All slices by `by_token_rows`, by the same products without an upstream and with one; then
     d_hidden, d_W and d_b, each if it is in `wants`.
@@ -615,7 +650,7 @@ def by_token_slices(
         logits = _product(hidden, w.t(), out, b)
         by_token_rows(
             logits, target, class_weights, statistics, first, vocabulary, settings, upstream,
-            entropy_upstream,
+            entropy_upstream, sum_upstream,
         )  # fmt: skip
         if wants_hidden:
             d_hidden = _add_product(d_hidden, logits, w, sums)
@@ -712,10 +747,11 @@ def cross_entropy_rows(
 def by_token_rows(
     logits: Tensor, target: Tensor, class_weights: Tensor | None, statistics: Tensor, first: int,
     vocabulary: int, settings: Settings, upstream: Tensor | None = None,
-    entropy_upstream: Tensor | None = None,
+    entropy_upstream: Tensor | None = None, sum_upstream: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Merge the logits of rows, of the classes from `first` on, into the rows' statistics; or write
-    d_logits over them, where an upstream of the losses is given, and maybe one of the entropies.
+    d_logits over them, where an upstream of the losses is given, and maybe those of the entropies
+    and logsumexps.
     """
     (rows, classes), stride = logits.shape, logits.stride(0)
     if rows == 0:
@@ -736,8 +772,9 @@ def by_token_rows(
         constants["COUNTED"] = settings.wants_hits
     else:
         programs = rows, cdiv(classes, SCALED_BLOCK), 1
-        constants["ENTROPY"] = entropy_upstream is not None
-        matrices += upstream, statistics if entropy_upstream is None else entropy_upstream
+        others = entropy_upstream, sum_upstream
+        constants |= {"ENTROPY": others[0] is not None, "SUMMED": others[1] is not None}
+        matrices += upstream, *(statistics if t is None else t for t in others)
 
     def make() -> Launch:
         from fusedlib.ops.loss import kernels
@@ -746,7 +783,8 @@ def by_token_rows(
         kernel, config = forward if upstream is None else backward, Config(num_warps=SCALED_WARPS)
         return Launch(kernel, config, programs, numbers, constants)
 
-    key = "by token", rows, *numbers, *constants.values(), logits.dtype, logits.device
+    way = "by token" if upstream is None else "by token, backward"
+    key = way, rows, *numbers, *constants.values(), logits.dtype, logits.device
     launch_for(key, make, *matrices)(*matrices)
 
 
@@ -833,40 +871,43 @@ def _unscaled(source: Tensor, factor: Tensor, counts: Tensor, dtype: torch.dtype
 def _shapes_by_token(hidden: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
     settings = others[-1]
     losses = hidden.new_empty(hidden.shape[0], dtype=torch.float32)
-    wanted = settings.wants_hits, settings.wants_entropy
-    hits, entropies = (torch.empty_like(losses) if want else None for want in wanted)
-    return losses, hits, entropies, losses.new_empty(STATISTICS, hidden.shape[0])
+    wanted = settings.wants_hits, settings.wants_entropy, settings.wants_logsumexp
+    wished = (torch.empty_like(losses) if want else None for want in wanted)
+    return losses, *wished, losses.new_empty(STATISTICS, hidden.shape[0])
 
 
 def _shapes_by_token_backward(
     hidden: Tensor, weight: Tensor, *others: Any
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    shapes, wants = (hidden.shape, weight.shape, weight.shape[:1]), others[-3]
+    shapes, wants = (hidden.shape, weight.shape, weight.shape[:1]), others[-4]
     return tuple(hidden.new_empty(s) if w else None for s, w in zip(shapes, wants, strict=True))
 
 
 def _setup_context_by_token(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     ctx.set_materialize_grads(False)
-    _, hits, entropies, statistics = output
+    _, hits, entropies, sums, statistics = output
     ctx.settings = Settings(*inputs[5:])
-    constant = hits, statistics, None if ctx.settings.wants_entropy else entropies
+    constant = (
+        hits, statistics, None if ctx.settings.wants_entropy else entropies,
+        None if ctx.settings.wants_logsumexp else sums,
+    )  # fmt: skip
     ctx.mark_non_differentiable(*(t for t in constant if t is not None))
     save_operands(ctx, inputs[:5], statistics)
 
 
 def _gradients_by_token(
     backward: Any, ctx: Any, upstream: Tensor | None, _: None, entropy_upstream: Tensor | None,
-    __: None,
+    sum_upstream: Tensor | None, __: None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The gradients of hidden, weight and bias."""
     nothing = (None,) * len(ctx.needs_input_grad)
-    if entropy_upstream is not None:
-        entropy_upstream = entropy_upstream.contiguous()
-        upstream = torch.zeros_like(entropy_upstream) if upstream is None else upstream
-    if upstream is None:
+    given = [t if t is None else t.contiguous() for t in (entropy_upstream, sum_upstream)]
+    one = next((t for t in (upstream, *given) if t is not None), None)
+    if one is None:
         return nothing
+    upstream = torch.zeros_like(one) if upstream is None else upstream.contiguous()
     operands, wants = ctx.saved_tensors, list(ctx.needs_input_grad[:3])
-    gradients = backward(*operands, upstream.contiguous(), wants, entropy_upstream, *ctx.settings)
+    gradients = backward(*operands, upstream, wants, *given, *ctx.settings)
     finished = (d if want else None for d, want in zip(gradients, wants, strict=True))
     return *finished, *nothing[3:]
 

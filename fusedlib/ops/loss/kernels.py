@@ -12,7 +12,7 @@ no loss and no gradient. With a softcap d_logits are multiplied by its derivativ
 Losses by token may be of logits / τ, τ the temperature; then d_logits are divided by it. They come
 with the entropy of p, if it is wanted, as published for policy gradients (Mnih et al. 2016):
 
-    H = lse − Σ_c p_c logits_c        ∂H / ∂logits_c = −p_c (log p_c + H)
+    H = lse − Σ_c p_c logits_c        ∂H / ∂logits_c = −p_c (log p_c + H)        ∂lse = p_c
 
 | tensor                   | shape             | strides, dtype                                   |
 |--------------------------|-------------------|--------------------------------------------------|
@@ -288,10 +288,10 @@ def _by_token_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _by_token_backward_kernel(  # type: ignore[no-untyped-def]
-    logits, target, class_weights, statistics, upstream, entropy_upstream, vocabulary, first,
-    classes, row_stride, ignore_index, label_smoothing, z_loss, softcap, by_temperature,
+    logits, target, class_weights, statistics, upstream, entropy_upstream, sum_upstream, vocabulary,
+    first, classes, row_stride, ignore_index, label_smoothing, z_loss, softcap, by_temperature,
     BY_CLASS: tl.constexpr, SMOOTHED: tl.constexpr, CAPPED: tl.constexpr, ENTROPY: tl.constexpr,
-    BLOCK: tl.constexpr,
+    SUMMED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """BLOCK logits of a row, of a slice of the vocabulary from `first` on: d_logits over them."""
     row, tokens = tl.program_id(0).to(tl.int64), tl.num_programs(0)
@@ -316,6 +316,8 @@ def _by_token_backward_kernel(  # type: ignore[no-untyped-def]
     if ENTROPY:
         entropy = tl.load(statistics + 2 * tokens)
         d -= tl.load(entropy_upstream + row) * p * (tl.maximum(log_p, -3.0e38) + entropy)
+    if SUMMED:
+        d += tl.load(sum_upstream + row) * p
     if CAPPED:
         d *= _softcap_derivative(x, softcap)
     d = tl.where(label == ignore_index, 0.0, d * by_temperature)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fusedlib.ops.loss.function import checked_settings, linear_cross_entropy, linear_log_probs
+from fusedlib.ops.loss.function import (
+    TokenScores,
+    checked_settings,
+    linear_cross_entropy,
+    linear_log_probs,
+)
 
 
 class _WithSettings(nn.Module):
@@ -70,27 +75,33 @@ class LinearLogProbs(_WithSettings):
     Args:
         temperature: what logits are divided by.
         softcap: κ of logits κ tanh(logits / κ).
-        entropy: whether entropies are computed.
-        ignore_index: the token of places without log-probability, entropy and gradient.
+        logit_scale: what logits are multiplied by, before the softcap.
+        entropy, logsumexp, is_largest: whether these are computed.
+        ignore_index: the token of places of which all is 0, without a gradient.
 
     Raises:
         ValueError: a number out of range.
     """
 
-    _settings = "temperature", "softcap", "entropy", "ignore_index"
+    _settings = (
+        "temperature", "softcap", "logit_scale", "entropy", "logsumexp", "is_largest",
+        "ignore_index",
+    )  # fmt: skip
 
     def __init__(
-        self, *, temperature: float = 1.0, softcap: float | None = None, entropy: bool = True,
+        self, *, temperature: float = 1.0, softcap: float | None = None, logit_scale: float = 1.0,
+        entropy: bool = True, logsumexp: bool = False, is_largest: bool = False,
         ignore_index: int = -100,
     ) -> None:  # fmt: skip
         super().__init__()
         checked_settings(ignore_index, softcap=softcap, temperature=temperature)
-        self.temperature, self.softcap = temperature, softcap
-        self.entropy, self.ignore_index = entropy, ignore_index
+        self.temperature, self.softcap, self.logit_scale = temperature, softcap, logit_scale
+        self.entropy, self.logsumexp, self.is_largest = entropy, logsumexp, is_largest
+        self.ignore_index = ignore_index
 
     def forward(
         self, hidden: Tensor, weight: Tensor, tokens: Tensor, bias: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities and entropies of tokens (...), or None without entropies."""
+    ) -> TokenScores:
+        """What `fusedlib.linear_log_probs` gives of tokens (...)."""
         settings = {name: getattr(self, name) for name in self._settings}
         return linear_log_probs(hidden, weight, tokens, bias=bias, **settings)
