@@ -7,7 +7,7 @@ import torch
 from outcomes import outcome
 from study import precision, settings
 
-NEW = ("adds", "operation", "torch_setting", "product_shape")
+NEW = ("adds", "operation", "torch_setting")
 
 
 def measured(experiment, **sizes):
@@ -110,6 +110,5 @@ def test_derived_columns_name_products_and_what_ran_under_autocast():
         {"experiment": "autocast", "provider": "linear", "dtype": "bf16"},
     ]))  # fmt: skip
     assert rows["torch_setting"].iloc[0] == 'fp32, "high"'
-    assert rows["product_shape"].iloc[0] == "64·32·16"
     assert rows["adds"].iloc[1] == "promoted" and rows["operation"].iloc[2] == "linear"
-    assert rows[list(NEW)].notna().sum().tolist() == [1] * 4
+    assert rows[list(NEW)].notna().sum().tolist() == [1] * 3

@@ -153,14 +153,6 @@ def test_a_rival_whose_packed_weights_want_no_gradient_is_wrong():
     assert "median_ms" not in rows or rows["median_ms"].isna().all()
 
 
-def test_frozen_weights_are_not_asked_for():
-    frame = run(["eager"], directions=("backward",), frozen=True, repetitions=2)
-    assert frame["status"].tolist() == ["ok"] * 2
-    frozen = frame[~frame["weight_gradients"].astype(bool)]
-    assert frozen["d_x_error"].notna().all()
-    assert frozen["d_w_gate_error"].isna().all()
-
-
 def test_a_rival_that_is_not_installed_says_so():
     @rivals.rival("swiglu", "absent", requires=("no_such_package",))
     def build(inputs):
@@ -301,9 +293,6 @@ def test_work_and_traffic_agree_with_sums_by_hand():
     problem = SwiGLUProblem(2, 3, 5, "bfloat16", "forward")
     assert problem.flops == 3 * 2 * 2 * 3 * 5
     assert problem.compulsory_bytes == 2 * (6 + 45 + 6)
-    frozen = SwiGLUProblem(2, 3, 5, "float32", "backward", weight_gradients=False)
-    assert frozen.flops == problem.flops
-    assert frozen.compulsory_bytes == 4 * (6 + 45 + 6 + 6)
     backward = SwiGLUProblem(2, 3, 5, "float32", "backward")
     assert backward.flops == 2 * problem.flops
     assert backward.compulsory_bytes == 4 * (6 + 45 + 6 + 6 + 45)

@@ -18,7 +18,6 @@ from fusedlib.bench import check
 from fusedlib.bench.attempt import Unavailable, free_memory
 from fusedlib.bench.problem import Truth, plain_results
 from fusedlib.bench.turns import LAUNCHES, Checked, Figures
-from fusedlib.bench.verdicts import CARDS
 from study import allocator, mlp, rivals, roofline
 from study.allocator import mib_of
 from study.cases import Case, Row, device_of, grid
@@ -33,15 +32,14 @@ QUICK: dict[str, Any] = {
     "widths": [512],  # of the forward sweep, multiples of 64: hidden = intermediate, as everywhere
     "apart_tokens": [64],  # rows of x where all steps are taken, both directions
     "apart_width": 512,  # their width, a multiple of 64
-    "error_widths": [64, 128, 256],  # of the errors, multiples of error_tokens
-    "error_tokens": [16, 64],  # rows of x there, and rows, columns and K of the kernel's tiles
+    "error_widths": [128],  # of the errors, beside which the kernel's tiles have 64 rows
     "memory_widths": [512],  # of the memory sweep
     "repetitions": 5,  # rounds of each race
 }
 WIDE = [512, 1024, 2048, 4096, 8192, 16384]
 FULL = QUICK | {
     "widths": WIDE, "apart_tokens": [64, 1024], "apart_width": 4096, "memory_widths": WIDE,
-    "error_widths": [64, 128, 256, 512, 1024, 2048, 4096], "repetitions": 15,
+    "error_widths": [4096], "repetitions": 15,
 }  # fmt: skip
 PROFILES = {"quick": QUICK, "full": FULL}
 SETTINGS = (("float32", "highest"), ("float32", "high"), ("bfloat16", "highest"))
@@ -55,20 +53,15 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
     """
     s = sized(PROFILES, profile, sizes)
     device, names = device_of(s.device), timed_names()
-    one_block = [  # of tokens, at widths of one block, of two, and of more
-        (tokens, width) for tokens in s.error_tokens
-        for width in dict.fromkeys([tokens, 2 * tokens, *s.error_widths]) if width >= tokens
-    ]  # fmt: skip
-    for tokens, width in one_block:
-        if width % tokens:
-            raise ValueError(f"error_widths: {width} is no multiple of {tokens}, in error_tokens")
-    wide = [(s.tokens, width) for width in s.memory_widths]
+    judged, held, swept = (
+        [(s.tokens, width) for width in widths]
+        for widths in (s.error_widths, s.memory_widths, s.widths)
+    )
     apart = [(rows, s.apart_width) for rows in s.apart_tokens]
-    swept = [(s.tokens, width) for width in s.widths]
     rounds: dict[str, Any] = {"device": device, "repetitions": s.repetitions}
     return [
-        *alone("errors", one_block, rivals.names(TASK, "emulated"), device),
-        *alone("peak", wide, names, device),
+        *alone("errors", judged, rivals.names(TASK, "emulated"), device),
+        *alone("peak", held, names, device),
         *races(apart, ["forward", "forward+backward"], names, **rounds),
         *races(swept, ["forward"], names, **rounds),
     ]
@@ -216,7 +209,6 @@ STEPS = {  # what ran, and dtype, setting and launch of both sides; each + keeps
     "graphs: fusedlib, fp32": ("fused", "float32", "highest", "graph"),
     "graphs: fusedlib, bf16": ("fused", "bfloat16", "highest", "graph"),
 }  # fmt: skip
-L4 = CARDS["L4"]
 PROTOCOL = "published_protocol_"
 USED = [
     "median_ms", "samples_ms", "peak_mib", "peak_ratio", "path", "series",
@@ -229,7 +221,7 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
 
     The time of a wrong kernel, taken by the published protocol, stands beside the others' here:
     `result` says which is wrong. `repair` is a link of `STEPS`. `peak_ratio` is Liger's peak over
-    that of a row. The shares are of an L4's rates, as if all of the forward pass were computed.
+    that of a row.
     """
     at = ["machine", "set", "tokens", "hidden_size"]
     known = [*at, *USED, "status", "provider", "dtype", "precision", "launch", "direction"]
@@ -242,17 +234,13 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     liger = rows[(rows["provider"] == "liger") & rows["peak_mib"].notna()].drop_duplicates(at)
     of_liger = rows[at].merge(liger[[*at, "peak_mib"]], how="left", on=at)["peak_mib"]
     tokens, width = (rows[name].astype(float) for name in at[2:])
-    per_s = 1e3 / rows["median_ms"].where(rows["direction"] == "forward").astype(float)
-    moved = 4 * (3 * width**2 + 2 * tokens * width)  # bytes: three weights and x in, y out
     ratio = of_liger.set_axis(rows.index) / rows["peak_mib"]
     return rows.assign(
         repair=[steps.get(one) for one in ran],
         result=rows["status"].map({"ok": "right", "wrong": "wrong"}),
         shape=[f"{t:.0f}·{w:.0f}" if t == t and w == w else None
                for t, w in zip(tokens, width, strict=True)],
-        block=tokens.map("block of {:.0f}".format),
-        peak_ratio=rows["peak_ratio"].fillna(ratio), bandwidth_share=moved * per_s / L4.bytes_per_s,
-        fp32_share=6 * tokens * width**2 * per_s / L4.flops_per_s["float32"],
+        peak_ratio=rows["peak_ratio"].fillna(ratio),
     )  # fmt: skip
 
 

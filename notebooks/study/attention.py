@@ -19,7 +19,7 @@ from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.turns import LAUNCHES
 from study import calls, causal, rivals, roofline
 from study.cases import Case, Row, device_of, grid
-from study.causal import FUSED, SHAPE, TASK, AttentionProblem
+from study.causal import SHAPE, TASK, AttentionProblem
 from study.race import each, timed
 from study.rivals import Task
 from study.run import sized
@@ -180,8 +180,8 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with what follows from them.
 
     `fused` tells whether an implementation keeps no T × T matrix. Saved for backward and the peak,
-    in B × T × T matrices: `kept_squares` and `peak_squares`, by hand `kept_counted` and
-    `peak_counted`, which no count has where torch chooses; ways to call it have none of these.
+    in B × T × T matrices: `kept_squares` and `peak_squares`, and plain attention's peak by hand,
+    `peak_counted`; ways to call it have none of these.
     Of implementations whose work can be counted, at the ceilings of the same set: `products_ms` and
     `traffic_ms`, the least that FLOPs and bytes take, and `bound_share`, the larger of the two over
     the time.
@@ -195,7 +195,7 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     ways = rows.assign(way=rows["provider"].mask(by_default, rows["backend"]))
     names = ["way", "direction", "device", *SHAPE]
     counts = [_counts(*line) for line in ways.loc[ran, names].itertuples(index=False, name=None)]
-    counted = ["fused", "square", "kept", "peak", "flops", "bytes"]
+    counted = ["fused", "square", "peak", "flops", "bytes"]
     by_hand = pd.DataFrame(counts, rows.index[ran], counted).reindex(rows.index)
     at = rows[["machine", "set", "dtype"]].astype(str)
     copies = rows["bytes_per_s"].groupby([at["machine"], at["set"]]).transform("max")
@@ -205,7 +205,6 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(
         fused=by_hand["fused"],
         kept_squares=rows["kept_mib"] / squares, peak_squares=rows["peak_mib"] / squares,
-        kept_counted=by_hand["kept"] / by_hand["square"],
         peak_counted=by_hand["peak"] / by_hand["square"],
         products_ms=products, traffic_ms=traffic,
         bound_share=products.combine(traffic, max) / rows["median_ms"].astype(float),
@@ -215,15 +214,11 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
 @cache
 def _counts(name: str, direction: str, device: str, *shape: Any) -> Mapping[str, Any]:
     """What is counted of a row, in bytes and FLOPs; nothing where torch chooses."""
-    one = AttentionProblem.of(dict(zip(SHAPE, shape, strict=True)))
-    form = causal.counted_form(name)
-    counted: dict[str, Any] = {"square": one.square, "fused": causal.is_fused(name)}
-    if form:
-        counted["kept"] = causal.kept_bytes(form, one)
-    if form in ("plain", FUSED):
-        fused = form == FUSED
+    one, fused = AttentionProblem.of(dict(zip(SHAPE, shape, strict=True))), causal.is_fused(name)
+    counted: dict[str, Any] = {"square": one.square, "fused": fused}
+    if fused or name == "plain":
         counted["flops"] = causal.flops(one, direction, fused=fused)
         counted["bytes"] = causal.traffic(one, direction, fused=fused)
-    if form == "plain":
+    if name == "plain":
         counted["peak"] = causal.plain_peak(one, device)
     return counted

@@ -98,7 +98,6 @@ _MASK_PASSES = {"forward": 4, "backward": 1}
 # dO once more, in a fused kernel O.
 _LINEAR_PASSES = {"forward": 4, "backward": 8}
 _LOGSUMEXP_BYTES = 4
-_MATH_BYTES = 4  # torch's MATH backend computes halves in fp32
 PEAK_SQUARES = {"cuda": 4, "cpu": 3, "mps": 3}
 
 
@@ -126,23 +125,6 @@ def traffic(problem: AttentionProblem, direction: str, *, fused: bool) -> int:
         return linear + problem.rows * _LOGSUMEXP_BYTES
     mask = _MASK_PASSES[direction] * problem.context_length**2
     return linear + SQUARE_PASSES[direction] * problem.square + mask
-
-
-def kept_bytes(form: str, problem: AttentionProblem) -> int:
-    """Bytes kept for the backward pass beside Q, K and V.
-
-    Args:
-        form: "plain" keeps P and the mask, "math" (torch's backend of that name) P, scaled Q and K
-            in fp32, and V where it is cast, "fused" O and the logsumexp.
-    """
-    square, wide = (
-        _MATH_BYTES * problem.rows * n for n in (problem.context_length, problem.head_dim)
-    )
-    return {
-        "plain": problem.square + problem.context_length**2,
-        "math": square + (3 if DTYPES[problem.dtype] < _MATH_BYTES else 2) * wide,
-        "fused": problem.linear + problem.rows * _LOGSUMEXP_BYTES,
-    }[form]
 
 
 def plain_peak(problem: AttentionProblem, device: str) -> int:
@@ -302,11 +284,6 @@ def _causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
 def is_fused(name: str, task: Task[..., Any] = TASK) -> bool:
     """Whether a rival keeps no T × T matrix."""
     return FUSED in rivals.get(task, name).traits
-
-
-def counted_form(name: str) -> str | None:
-    """The form by which `kept` counts a rival; None where torch chooses."""
-    return FUSED if is_fused(name) else name if name in ("plain", "math") else None
 
 
 # --- what is right -------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ or of the published grid and sweep. `launch` is "python" or "graph" where entran
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import product
 from statistics import median
 from typing import Any
 
@@ -27,22 +26,16 @@ QUICK: dict[str, Any] = {
     "rivals": ["all"],  # who is measured: names of study.mlp, or all
     "models": ["64·128·384"],  # tokens·hidden·intermediate of real models, bf16
     "tuned": [],  # the same that our tiles were tuned on
-    "also": [],  # who else runs at both lists of shapes
-    "searched": [],  # those of both lists where `searchers` run too
-    "searchers": ["quack-searched"],  # who takes minutes a shape to search for its kernels
+    "also": [],  # who else runs at both; quack-searched takes minutes a shape for its search
     "under_load": ["all"],  # who also runs sustained, at both lists of shapes
     "load_seconds": 1.0,  # of a sustained measurement, after heating
     "large_fp32": [],  # shapes in fp32, at both settings of torch's products
     "also_fp32": [],  # who else runs at them
     "sweep_tokens": 16,  # of the sweep over widths
     "sweep_widths": [64, 256],  # hidden = intermediate, fp32 and each of half_dtypes
-    "graph_width": 16_384,  # widest layer of the sweep that is also captured in a graph
-    "grid_tokens": [32],
-    "grid_widths": [64],  # hidden = intermediate of the grid
-    "half_dtypes": [],  # half-precision dtypes of sweep and grid
+    "half_dtypes": [],  # half-precision dtypes of the sweep
     "changing": ["eager", "fused"],  # who meets new lengths; light: all that need no compiler
     "lengths_bf16": 5,  # how many random lengths
-    "lengths_fp32": 3,
     "longest": 40,  # tokens of the longest one possible
     "lengths_hidden": 128,
     "lengths_intermediate": 384,
@@ -59,14 +52,15 @@ FULL: dict[str, Any] = QUICK | {
     "also": ["liger-mlp"], "also_fp32": ["triton-tf32x3"],
     "large_fp32": ["1024·4096·4096", "4096·4096·4096", "1024·3072·8192", "2048·2560·10240"],
     "sweep_tokens": 64, "sweep_widths": [512, 1024, 2048, 4096, 8192, 16384, 32768],
-    "grid_tokens": [64, 256, 1024], "grid_widths": [2048, 4096], "half_dtypes": ["bfloat16"],
+    "half_dtypes": ["bfloat16"],
     "under_load": ["fused", "liger", "quack", "products"], "load_seconds": 0.7,
-    "changing": ["light", "inductor-dynamic"], "lengths_bf16": 70, "lengths_fp32": 20,
-    "longest": 6000, "lengths_hidden": 2048, "lengths_intermediate": 5632, "repetitions": 15,
+    "changing": ["light"], "lengths_bf16": 70, "longest": 6000, "lengths_hidden": 2048,
+    "lengths_intermediate": 5632, "repetitions": 15,
     "gemm_size": 8192, "copy_mib": 2048,
 }  # fmt: skip
 PROFILES = {"quick": QUICK, "full": FULL}
 BOTH_WAYS = ("forward", "forward+backward")
+GRAPH_WIDTH = 16_384  # of the widest layer of the sweep that is also captured in a graph
 
 
 def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
@@ -83,26 +77,20 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
         device, ["float32", "float32 high", "bfloat16"], gemm_size=s.gemm_size,
         copy_mib=s.copy_mib, repetitions=s.repetitions,
     )  # fmt: skip
-    require_known("searched", s.searched, [*s.models, *s.tuned])
     groups = [("models", s.models, LAUNCHES[:1]), ("tuned", s.tuned, LAUNCHES)]
     for group, shapes, launches in groups:
         half: dict[str, Any] = {"group": group, "dtype": "bfloat16", "directions": BOTH_WAYS}
         listed += races(shapes, [*s.rivals, *s.also], launches=launches, **half, **rest)
-        # Of one race with the others: all at a shape are timed in turns.
-        here = [shape for shape in shapes if shape in s.searched]
-        listed += races(here, s.searchers, launches=launches, **half, **rest)
     for precision in ("highest", "high"):
         listed += races(
             s.large_fp32, [*s.rivals, *s.also_fp32], group="large fp32", dtype="float32",
             precision=precision, directions=BOTH_WAYS, **rest,
         )  # fmt: skip
     for dtype in ["float32", *s.half_dtypes]:
-        square = [(tokens, width, width) for tokens, width in product(s.grid_tokens, s.grid_widths)]
-        listed += races(square, s.rivals, group="grid", dtype=dtype, frozen=True, **rest)
         for width in s.sweep_widths:
             listed += races(
                 [(s.sweep_tokens, width, width)], s.rivals, group="sweep", dtype=dtype,
-                directions=BOTH_WAYS, launches=LAUNCHES if width <= s.graph_width else LAUNCHES[:1],
+                directions=BOTH_WAYS, launches=LAUNCHES if width <= GRAPH_WIDTH else LAUNCHES[:1],
                 **rest,
             )  # fmt: skip
     for group, shapes, _ in groups:
@@ -116,34 +104,28 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
                         "seconds": s.load_seconds}
                 for case in (load if number == 1 else load[::-1])
             ]  # fmt: skip
-    for dtype, count in (("bfloat16", s.lengths_bf16), ("float32", s.lengths_fp32)):
-        listed += lengths.listed(
-            s.changing, lengths=count, most=s.longest, dtype=dtype, device=device,
-            warmed=["fused"], hidden_size=s.lengths_hidden,
-            intermediate_size=s.lengths_intermediate,
-        )  # fmt: skip
-    return listed
+    return listed + lengths.listed(
+        s.changing, lengths=s.lengths_bf16, most=s.longest, dtype="bfloat16", device=device,
+        hidden_size=s.lengths_hidden, intermediate_size=s.lengths_intermediate,
+    )  # fmt: skip
 
 
 def races(
     shapes: Iterable[str | tuple[int, int, int]], names: Sequence[str], *, group: str, dtype: str,
     device: str, repetitions: int, precision: str = "highest",
     launches: Sequence[str] = LAUNCHES[:1], directions: Sequence[str] = DIRECTIONS,
-    frozen: bool = False,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A case a shape, direction, launch and rival; a backward alone is launched from Python only.
 
     Args:
         shapes: "tokens·hidden·intermediate", with · or x, or the three numbers.
         names: of rivals; `all` for every one that is registered.
-        frozen: also the backward pass that gives x alone a gradient.
     """
-    ways = [(direction, True) for direction in directions] + [("backward", False)] * frozen
     every = grid(
         {"experiment": "race", "group": group, "device": device, "repetitions": repetitions},
         problem=[
-            SwiGLUProblem(*mlp.sizes(shape), dtype, direction, trained, precision).fields()
-            for shape in shapes for direction, trained in ways
+            SwiGLUProblem(*mlp.sizes(shape), dtype, direction, precision).fields()
+            for shape in shapes for direction in directions
         ],
         launch=launches, provider=rivals.chosen(mlp.TASK, names),
     )  # fmt: skip
@@ -159,7 +141,7 @@ def measure(race: list[Case]) -> list[Row]:
         return each(race, lengths.calls)
     how: dict[str, Any] = {
         "same": ("tokens", "hidden_size", "intermediate_size", "dtype", "precision", "device"),
-        "checked_by": ("weight_gradients",), "available": available, "work": mlp.work,
+        "available": available, "work": mlp.work,
         "settings": lambda case: roofline.precision_of(case["precision"]),
     }  # fmt: skip
     if experiment == "sustained":

@@ -8,7 +8,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,26 +29,17 @@ TIMEOUT_S = 300.0
 RESERVED = 32  # times gate, which is what a rival's memory of a call fits in
 
 
-def drawn(count: int, most: int, seed: int = 0) -> list[int]:
-    """So many different lengths from 1 to `most`, in random order.
-
-    Raises:
-        ValueError: there are not so many.
-    """
-    return random.Random(seed).sample(range(1, most + 1), count)
+def drawn(count: int, most: int) -> list[int]:
+    """So many different lengths from 1 to `most`, in random order."""
+    return random.Random(0).sample(range(1, most + 1), count)
 
 
 def listed(
     rival_names: Sequence[str], *, lengths: int, most: int, hidden_size: int,
-    intermediate_size: int, dtype: str, device: str, warmed: Iterable[str] = (),
+    intermediate_size: int, dtype: str, device: str,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A case a rival, and one more where `fusedlib.warm_up` goes before.
-
-    Args:
-        rival_names: torch.compile with dynamic=False compiles anew for every length.
-        lengths: how many different ones.
-        most: the longest one possible, in tokens.
-        warmed: those of them that are measured once more, after `fusedlib.warm_up`.
+    """A case a rival, and one more of ours, where `fusedlib.warm_up` goes before: so many different
+    lengths, of at most so many tokens.
     """
     shared = {
         "experiment": EXPERIMENT, "direction": "forward+backward", "lengths": lengths, "most": most,
@@ -57,7 +48,7 @@ def listed(
     }  # fmt: skip
     names = rivals.chosen(mlp.TASK, rival_names)
     runs = [{"provider": name, "warmed": False} for name in names]
-    runs += [{"provider": name, "warmed": True} for name in warmed if name in names]
+    runs += [{"provider": "fused", "warmed": True}] * ("fused" in names)
     return grid(shared, run=runs)
 
 
@@ -88,11 +79,10 @@ def in_one_process(
     more. Afterwards y and all gradients are held against the truth at two lengths.
 
     Returns:
-        `lengths_tokens`, `first_ms`, `second_ms` and `made`, the kernels that the first call
-        compiled for the GPU, in the order of the calls; `first_use_ms`, the very first call;
-        `compile_s`, what calls that compiled took over their second ones; `binaries`, all that were
-        compiled;
-        `warm_s` and `warm_binaries` of `fusedlib.warm_up`, None without it; and the rival's facts.
+        `first_ms`, `second_ms` and `made`, the kernels that the first call compiled for the GPU, in
+        the order of the calls; `first_use_ms`, the very first call; `compile_s`, what calls that
+        compiled took over their second ones; `binaries`, all that were compiled; `warm_s` of
+        `fusedlib.warm_up`, None without it; and the rival's facts.
 
     Raises:
         Wrong: y or a gradient misses the truth.
@@ -108,7 +98,6 @@ def in_one_process(
         torch.mm(rows, rows.t())  # the library and its workspace
         rows.new_empty(RESERVED * max(tokens) * intermediate_size)  # kept by torch's allocator
         warm_s = _warm_up(hidden_size, intermediate_size, dtype, device) if warmed else None
-        before = _compiled(folder)
         first, second, compiled = [], [], []
         for count in tokens:
             inputs.x.grad = None
@@ -124,10 +113,9 @@ def in_one_process(
             right.figures_of(rival, workload)
     over = [a - b for a, b, new in zip(first, second, compiled, strict=True) if new]
     return {
-        "lengths_tokens": list(tokens), "first_ms": first, "second_ms": second, "made": compiled,
+        "first_ms": first, "second_ms": second, "made": compiled,
         "first_use_ms": first[0], "compile_s": sum(over) / 1e3, "binaries": binaries,
-        "warm_s": warm_s, "warm_binaries": before if warmed else None, "path": workload.path,
-        **rival.facts(),
+        "warm_s": warm_s, "path": workload.path, **rival.facts(),
     }  # fmt: skip
 
 

@@ -185,8 +185,8 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     Of a layer `shape` and `saved_f`, what is saved in units of F. Of a step `peak_at`, `counted`
     and `counted_mib`, the peak by the ledger of the path that ran; `whole_mib`, the peak with
     weights and inputs; `beside_liger`, how fusedlib's peak compares with Liger's, in words. Of a
-    stack `layer_mib`, the peak over that of the stack before it, a layer, and `layer_counted_mib`,
-    the same by hand; `in_weights`, the peak a layer over the weights of one.
+    stack `layer_mib`, the peak over that of the stack before it, a layer, and `in_weights`, the
+    peak a layer over the weights of one.
     """
     used = [*SHAPE, *NUMBERS, "held", "path", "set", "experiment", *_PARTS]
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *used])))
@@ -206,7 +206,7 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     fused, liger = (_beside(steps, name) for name in ("fused", "liger"))
     return rows.assign(
         beside_liger=_in_words(steps["tokens"], fused / liger),
-        layer_mib=_one_more_layer(stacks), layer_counted_mib=_layer_by_hand(stacks),
+        layer_mib=_one_more_layer(stacks),
         **_counted(steps),
     )  # fmt: skip
 
@@ -249,20 +249,6 @@ def _one_more_layer(stacks: pd.DataFrame) -> pd.Series:
     peaks["layer_mib"] = change["total_peak_mib"] / change["layers"]
     return ran[[*keys, "layers"]].join(peaks.set_index([*keys, "layers"])["layer_mib"],
                                        on=[*keys, "layers"])["layer_mib"]  # fmt: skip
-
-
-def _layer_by_hand(stacks: pd.DataFrame) -> pd.Series:
-    """MiB of one more layer: its weights G, and of what it keeps, S with its x, and its gradients
-    the larger, G + max(S, G); where gradients are held, both, 2 G + S.
-    """
-    found = {}
-    for at, row in stacks[stacks["status"] == "ok"].iterrows():
-        if book := ledger.of(row["provider"], row["path"], row["dtype"]):
-            problem = SwiGLUProblem.of(row)
-            saved, weights = ((book.at(problem).kept() + ledger.D).mib(problem),
-                              (ledger.W * 3).mib(problem))  # fmt: skip
-            found[at] = weights + (weights + saved if row["held"] else max(saved, weights))
-    return pd.Series(found, dtype=float)
 
 
 def by_part(rows: pd.DataFrame) -> pd.DataFrame:

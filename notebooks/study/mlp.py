@@ -9,9 +9,8 @@ plain function of x and three weights is both:
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -19,10 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from fusedlib import reference
-from fusedlib.bench import timing
-from fusedlib.bench.arguments import require_known, require_least
 from fusedlib.bench.attempt import Unavailable
-from fusedlib.bench.turns import Checked
 from fusedlib.ops.mlp import function as functional
 from fusedlib.ops.mlp import route
 from fusedlib.ops.mlp.module import SwiGLUMLP
@@ -31,7 +27,7 @@ from study.cases import Case
 from study.models.transformer import SwiGLU, sharing_copy
 from study.operation import Operation
 from study.rivals import Bound, Task, Workload, rival
-from study.settings import DIRECTIONS, DTYPES
+from study.settings import DTYPES
 
 PRECISIONS = ("highest", "high")
 PLAIN_PATH = "plain PyTorch"
@@ -44,7 +40,6 @@ class SwiGLUProblem:
 
     Args:
         direction: "forward", "backward" (of a forward outside the clock) or "forward+backward".
-        weight_gradients: False freezes the weights; x alone then receives a gradient.
         precision: torch's setting for fp32 products, "highest" (IEEE) or "high" (TF32).
     """
 
@@ -53,15 +48,7 @@ class SwiGLUProblem:
     intermediate_size: int
     dtype: str = "bfloat16"
     direction: str = "forward+backward"
-    weight_gradients: bool = True
     precision: str = "highest"
-
-    def __post_init__(self) -> None:
-        sizes = ("tokens", "hidden_size", "intermediate_size")
-        require_least(1, **{name: getattr(self, name) for name in sizes})
-        require_known("dtype", self.dtype, DTYPES)
-        require_known("direction", self.direction, DIRECTIONS)
-        require_known("precision", self.precision, PRECISIONS)
 
     @classmethod
     def of(cls, case: Case) -> "SwiGLUProblem":
@@ -69,12 +56,13 @@ class SwiGLUProblem:
         return cls(
             int(case["tokens"]), int(case["hidden_size"]), int(case["intermediate_size"]),
             str(case["dtype"]), case.get("direction", "forward+backward"),
-            bool(case.get("weight_gradients", True)), case.get("precision") or "highest",
+            case.get("precision") or "highest",
         )  # fmt: skip
 
     def fields(self) -> dict[str, Any]:
         """The fields of a case; `precision` is None where no fp32 product is asked for."""
-        return asdict(self) | {"precision": self.precision if self.dtype == "float32" else None}
+        precision = self.precision if self.dtype == "float32" else None
+        return asdict(self) | {"weight_gradients": True, "precision": precision}
 
     @property
     def shape(self) -> str:
@@ -88,31 +76,26 @@ class SwiGLUProblem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the matrix products, a multiply-add as two.
-
-        Three products forward, six backward (one for the input and one for the weight of each;
-        three with frozen weights), each 2 · tokens · hidden · intermediate. The activation's
+        """Floating-point operations of the matrix products, a multiply-add as two: three products
+        forward and six backward, each 2 · tokens · hidden · intermediate. The activation's
         O(tokens · intermediate) and whatever a rival computes twice do not count.
         """
         product = 2 * self.tokens * self.hidden_size * self.intermediate_size
-        backward = 6 if self.weight_gradients else 3
-        count = {"forward": 3, "backward": backward, "forward+backward": 3 + backward}
-        return product * count[self.direction]
+        return product * {"forward": 3, "backward": 6, "forward+backward": 9}[self.direction]
 
     @property
     def compulsory_bytes(self) -> int:
         """Fewest bytes through device memory: each input read once, each result written once.
 
         Forward x, 3 weights, y; backward x, 3 weights, dy, dx, 3 gradients; both together x,
-        3 weights, dy, y, dx, 3 gradients. Frozen weights have no gradients.
+        3 weights, dy, y, dx, 3 gradients.
         """
         weights = 3 * self.hidden_size * self.intermediate_size
         activations = self.tokens * self.hidden_size
-        passes = 2 if self.weight_gradients else 1
         count = {
             "forward": weights + 2 * activations,
-            "backward": passes * weights + 3 * activations,
-            "forward+backward": passes * weights + 4 * activations,
+            "backward": 2 * weights + 3 * activations,
+            "forward+backward": 2 * weights + 4 * activations,
         }[self.direction]
         return count * DTYPES[self.dtype]
 
@@ -130,12 +113,6 @@ class Inputs:
     def leaves(self) -> dict[str, torch.Tensor]:
         """The operands, by name; those that want a gradient require one."""
         return {"x": self.x, "w_gate": self.w_gate, "w_up": self.w_up, "w_down": self.w_down}
-
-    def frozen(self) -> "Inputs":
-        """The same values, in the same memory, where x alone wants a gradient."""
-        return replace(
-            self, w_gate=self.w_gate.detach(), w_up=self.w_up.detach(), w_down=self.w_down.detach()
-        )
 
 
 def draw(problem: SwiGLUProblem, device: torch.device | str, seed: int = 0) -> Inputs:
@@ -266,8 +243,7 @@ ON_REQUEST, SLOW = frozenset({"on request"}), frozenset({"slow to set up"})
 
 def fused(inputs: Inputs, save: str = "gate_up") -> Workload:
     """Our kernels; in fp32 large products split or, in TF32, cuBLAS's; small ones plain PyTorch."""
-    rows = torch.cat([inputs.w_gate, inputs.w_up]).detach()
-    w_gate_up = rows.requires_grad_(inputs.w_gate.requires_grad)
+    w_gate_up = torch.cat([inputs.w_gate, inputs.w_up]).detach().requires_grad_()
     leaves = {"x": inputs.x, "w_gate_up": w_gate_up, "w_down": inputs.w_down}
     return Workload(
         lambda: functional.swiglu_mlp(inputs.x, w_gate_up, inputs.w_down, save=save), leaves,
@@ -282,18 +258,6 @@ rival(
 )(partial(fused, save="input"))  # fmt: skip
 
 
-def searched(work: Workload, inputs: Inputs) -> Workload:
-    """A workload that has run forward and backward once and searched for its fastest kernels there.
-    `search_s` of its rows is how long that pass took, with all that it compiled.
-    """
-    start = perf_counter()
-    work.forward().backward(inputs.dy)
-    timing.synchronize(inputs.dy.device)
-    taken = perf_counter() - start
-    work.reset()
-    return replace(work, figures={"search_s": taken})
-
-
 @rival(TASK, "eager")
 def eager(inputs: Inputs) -> Workload:
     """Plain PyTorch, an operation at a time."""
@@ -301,24 +265,12 @@ def eager(inputs: Inputs) -> Workload:
     return Workload(lambda: reference.swiglu_mlp(**leaves), leaves)
 
 
-def inductor(inputs: Inputs, *, dynamic: bool = False, mode: str = "default") -> Workload:
+@rival(TASK, "inductor", traits=SLOW)
+def inductor(inputs: Inputs) -> Workload:
     """torch.compile, default mode, fullgraph=True, dynamic=False."""
     leaves = inputs.leaves()
-    compiled = torch.compile(reference.swiglu_mlp, fullgraph=True, dynamic=dynamic, mode=mode)
-    work = Workload(lambda: compiled(**leaves), leaves)
-    return work if mode == "default" else searched(work, inputs)
-
-
-rival(TASK, "inductor", traits=SLOW)(inductor)
-rival(
-    TASK, "inductor-searched", label="torch.compile, searched", slot=9, needs_cuda=True,
-    settings="torch.compile, mode max-autotune-no-cudagraphs, fullgraph=True, dynamic=False",
-    traits=ON_REQUEST,
-)(partial(inductor, mode="max-autotune-no-cudagraphs"))  # fmt: skip
-rival(
-    TASK, "inductor-dynamic", label="torch.compile, any length", slot=16, traits=ON_REQUEST,
-    settings="torch.compile, default mode, fullgraph=True, dynamic=True",
-)(partial(inductor, dynamic=True))  # fmt: skip
+    compiled = torch.compile(reference.swiglu_mlp, fullgraph=True, dynamic=False)
+    return Workload(lambda: compiled(**leaves), leaves)
 
 
 @swiglu_mlp("liger", path="nvidia-triton")
@@ -340,10 +292,9 @@ def liger_mlp(inputs: Inputs) -> Workload:
     leaves = inputs.leaves()
     # Its kernels take a batch of sequences.
     x, *weights = (leaves[name] for name in ("x", "w_gate", "w_up", "w_down"))
-    work = Workload(
+    return Workload(
         lambda: LigerMLPFunction.apply(x[None], *weights)[0], leaves, path="nvidia-triton"
     )
-    return searched(work, inputs)
 
 
 @rival(
@@ -370,14 +321,13 @@ def quack(inputs: Inputs, *, tuned: bool = False) -> Workload:
     from quack.mlp import mlp_func  # type: ignore[import-not-found]
 
     rows = torch.stack([inputs.w_gate.detach(), inputs.w_up.detach()], dim=1).flatten(0, 1)
-    w_gate_up = rows.requires_grad_(inputs.w_gate.requires_grad)
+    w_gate_up = rows.requires_grad_()
     leaves = {"x": inputs.x, "w_gate_up": w_gate_up, "w_down": inputs.w_down}
 
     def forward() -> Tensor:
         return mlp_func(inputs.x, w_gate_up, inputs.w_down, activation="swiglu", tuned=tuned)
 
-    work = Workload(forward, leaves, alternating=True)
-    return searched(work, inputs) if tuned else work
+    return Workload(forward, leaves, alternating=True)
 
 
 rival(TASK, "quack", label="QuACK", slot=4, traits=SLOW)(quack)
@@ -392,11 +342,10 @@ rival(
 def products(inputs: Inputs) -> Bound:
     """The problem's matrix products by torch.mm, gate and up packed: what no fusion removes.
 
-    A forward is two products and a backward four (two with frozen weights), each into a tensor that
-    exists already. The operands are the problem's own (gate|up, h and their gradients computed
-    once, outside the clock): power, and with it the clock, depends on the data.
+    A forward is two products and a backward four, each into a tensor that exists already. The
+    operands are the problem's own (gate|up, h and their gradients computed once, outside the
+    clock): power, and with it the clock, depends on the data.
     """
-    weight_gradients = inputs.w_gate.requires_grad
     x, w_down, dy = inputs.x.detach(), inputs.w_down.detach(), inputs.dy
     w_gate_up = torch.cat([inputs.w_gate.detach(), inputs.w_up.detach()])
     gate_up = x @ w_gate_up.mT
@@ -417,9 +366,8 @@ def products(inputs: Inputs) -> Bound:
         if direction != "forward":
             torch.mm(dy, w_down, out=d_h)
             torch.mm(d_gate_up, w_gate_up, out=results["d_x"])
-            if weight_gradients:
-                torch.mm(dy.mT, h, out=results["d_w_down"])
-                torch.mm(d_gate_up.mT, x, out=results["d_w_gate_up"])
+            torch.mm(dy.mT, h, out=results["d_w_down"])
+            torch.mm(d_gate_up.mT, x, out=results["d_w_gate_up"])
 
     return Bound(run, results)
 
@@ -446,16 +394,11 @@ def available(case: Case) -> None:
 
 
 class Setup(Operation):
-    """One problem, whose weights may be frozen."""
+    """One problem."""
 
     def __init__(self, case: Case) -> None:
         inputs = draw(SwiGLUProblem.of(case), case["device"])
         super().__init__(TASK, inputs, reference.swiglu_mlp)
-
-    def check(self, case: Case) -> Checked:
-        """Set a rival up and hold y and every gradient that the problem asks for to the truth."""
-        inputs = self.inputs if case["weight_gradients"] else self.inputs.frozen()
-        return self.checked(rivals.get(TASK, case["provider"]), inputs)
 
 
 def work(case: Case) -> dict[str, Any]:

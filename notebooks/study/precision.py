@@ -471,21 +471,16 @@ MULTIPLIERS = {
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with what follows from them: `adds` is how a product in the tensor core was added,
     `operation` what ran under autocast, `torch_setting` what torch's products ran under, with the
-    dtype, `product_shape` their shape, and `multiplier` who multiplies in an fp32 linear layer.
+    dtype, and `multiplier` who multiplies in an fp32 linear layer.
     """
-    names = ("experiment", "provider", "dtype", "precision", "m", "n", "k")
+    names = ("experiment", "provider", "dtype", "precision")
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *names])))
     experiment = rows["experiment"]
     products = experiment.isin(["torch_matmul", "flags"])
-    sizes = rows[["m", "n", "k"]].where(products)
     linear = rows[["provider", "precision"]].where(experiment == "linear")
     return rows.assign(
         adds=rows["provider"].where(experiment == "tensor_core"),
         operation=rows["provider"].where(experiment == "autocast"),
         torch_setting=(rows["dtype"] + ", " + rows["provider"].map(SETTINGS)).where(products),
-        product_shape=[
-            "·".join(f"{n:.0f}" for n in shape) if shape[0] == shape[0] else None
-            for shape in sizes.astype(float).itertuples(index=False, name=None)
-        ],
         multiplier=[MULTIPLIERS.get(way) for way in linear.itertuples(index=False, name=None)],
     )
