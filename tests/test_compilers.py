@@ -270,3 +270,13 @@ def test_compiling_has_paid_when_what_it_saves_is_what_it_took(ms, calls):
     )
     eager, compiled = rows["pays_after"].fillna(-1)
     assert eager == -1 and compiled == (calls or -1), "a saving below 2 % does not count"
+
+
+def test_steps_of_changing_lengths_tell_how_far_they_are_behind_eager():
+    rows = pd.DataFrame([
+        {"provider": "huggingface", "lengths": [8, 9, 10], "samples_ms": [100.0, 200.0, 300.0]},
+        {"provider": "inductor", "lengths": [8, 9, 10], "samples_ms": [5000.0, 50.0]},
+    ]).assign(machine="H200", experiment="dynamic")  # fmt: skip
+    steps = compilers.by_iteration(rows)
+    assert steps["length"].tolist() == [8, 9, 10, 8, 9]
+    assert steps["behind_s"].round(6).tolist() == [0.0, 0.0, 0.0, 4.9, 4.75]
