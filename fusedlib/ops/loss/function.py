@@ -35,7 +35,8 @@ with L₀ = LOGITS_BYTES, or one row's logits where those are more, and V rounde
 are. Of a budget in bytes a chunk has what d_W leaves. Losses by token take a slice's logits, and of
 several slices in half precision 2·tokens·H more, 4·tokens·H at least, to sum d_hidden. A split
 product holds parts as large as both its factors meanwhile, one of W's products 4·V·(rows + H)
-bytes, and adds up d_W of several chunks by way of another 4·V·H.
+bytes, and adds up d_W of several chunks by way of another 4·V·H. Where ignored tokens are left out
+the hidden states of the others are copied, b·H a token.
 """
 
 from __future__ import annotations
