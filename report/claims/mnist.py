@@ -16,7 +16,7 @@ PASSES = 27 * 4 * 2 * 9216 * 4096
 
 @claim(
     "mnist/accuracy",
-    "The accuracy on MNIST hardly tells whether a layer learns",
+    "After convolutions the accuracy on MNIST hardly tells whether a layer learns",
     of=lambda rows: rows.query(
         f"{LONG} and precision == 'fp32' and provider in ['eager', 'frozen']"
     ),
