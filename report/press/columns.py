@@ -45,12 +45,20 @@ class Column:
 def columns() -> dict[str, Column]:
     """The columns of `columns.toml`, by name."""
     entries = tomllib.loads(FILE.read_text(encoding="utf-8"))
-    return {name: Column(**table) for name, table in entries.items()}
+    return {name: _column(name, **table) for name, table in entries.items()}
+
+
+def _column(name: str, looks: Mapping[str, tuple[str, int]] | None = None, **table: Any) -> Column:
+    """A column as it is written; its label is by default its name."""
+    if looks:
+        table["names"] = {value: text for value, (text, _) in looks.items()} | table["names"]
+        table["slots"] = {value: slot for value, (_, slot) in looks.items()}
+    return Column(**{"label": name.replace("_", " "), **table})
 
 
 def column(name: str) -> Column:
     """What a column means; one that has no entry is called by its own name."""
-    return columns().get(name) or Column(name.replace("_", " "))
+    return columns().get(name) or _column(name)
 
 
 def recorded_machines() -> set[str]:
