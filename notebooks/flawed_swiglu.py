@@ -68,34 +68,31 @@ def published(inputs: Inputs) -> Workload:
     return build(inputs, Variant())
 
 
-@rival(TASK, "whole-sum", label="whole sum", slot=19, traits=_tf32, **_triton)
+@rival(TASK, "whole-sum", traits=_tf32, **_triton)
 def whole_sum(inputs: Inputs) -> Workload:
     """The published tiles summed over all of K, in TF32; no gradient of gate and up weights."""
     return build(inputs, Variant(whole_sum=True))
 
 
-@rival(TASK, "all-gradients", label="all gradients", slot=20, traits=_tf32, **_triton)
+@rival(TASK, "all-gradients", traits=_tf32, **_triton)
 def all_gradients(inputs: Inputs) -> Workload:
     """The published tiles summed over all of K, in TF32, with every gradient."""
     return build(inputs, Variant(whole_sum=True, weight_gradients=True))
 
 
-@rival(TASK, "ieee-products", label="IEEE products", slot=21,
-       traits=frozenset({"timed"}), **_triton)  # fmt: skip
+@rival(TASK, "ieee-products", traits=frozenset({"timed"}), **_triton)  # fmt: skip
 def ieee(inputs: Inputs) -> Workload:
     """The published tiles summed over all of K, in IEEE fp32, with every gradient."""
     return build(inputs, Variant(True, True, dot_precision="ieee"))
 
 
-@rival(TASK, "published-kernel-emulated", label="published kernel, emulated", slot=22,
-       traits=_emulated, **_torch)  # fmt: skip
+@rival(TASK, "published-kernel-emulated", traits=_emulated, **_torch)  # fmt: skip
 def emulated(inputs: Inputs) -> Workload:
     """WRONG: the published arithmetic in plain PyTorch."""
     return build(inputs, Variant(emulated=True))
 
 
-@rival(TASK, "second-version-emulated", label="second version, emulated", slot=23,
-       traits=_emulated, **_torch)  # fmt: skip
+@rival(TASK, "second-version-emulated", traits=_emulated, **_torch)  # fmt: skip
 def second_version(inputs: Inputs) -> Workload:
     """WRONG: the published arithmetic with the published gradients of gate and up weights."""
     return build(inputs, Variant(weight_gradients=True, emulated=True))

@@ -40,7 +40,7 @@ def test_one_function_is_a_rival_in_every_study_that_races_its_operation(monkeyp
     """Alone, its memory and deep stacks, and in a whole model: right in each."""
     monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
 
-    @mlp.swiglu_mlp("swift", label="Swift MLP")
+    @mlp.swiglu_mlp("swift")
     def swift(x, w_gate, w_up, w_down):
         """Faster than light."""
         return reference.swiglu_mlp(x, w_gate, w_up, w_down)

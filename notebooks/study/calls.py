@@ -60,14 +60,9 @@ def _called(operands: Operands, *, masked: bool = False, padded: bool = False) -
     return Workload(forward, operands.leaves(), figures={"backend": backend_of(forward())})
 
 
-rival(TASK, "causal-flag", label="is_causal=True", slot=21, traits=frozenset({FUSED}))(
-    partial(_called)
-)
-rival(TASK, "mask-tensor", label="a mask tensor", slot=22)(partial(_called, masked=True))
-rival(
-    TASK, "padded-heads", label="is_causal=True, heads padded by rope", slot=23,
-    traits=frozenset({FUSED}),
-)(partial(_called, padded=True))  # fmt: skip
+rival(TASK, "causal-flag", traits=frozenset({FUSED}))(_called)
+rival(TASK, "mask-tensor")(partial(_called, masked=True))
+rival(TASK, "padded-heads", traits=frozenset({FUSED}))(partial(_called, padded=True))
 
 
 class Setup(causal.Setup):

@@ -148,7 +148,7 @@ _KEEPS_NO_SQUARE = frozenset({FUSED})
 _REFUSED = ("No available kernel", "No viable backend")
 
 
-@rival(TASK, "plain", label="plain", slot=1)
+@rival(TASK, "plain")
 def plain(operands: Operands) -> Workload:
     """Every step an operation of its own, as in `models.transformer`."""
     leaves = operands.leaves()
@@ -173,14 +173,14 @@ def _backend(operands: Operands, backend: SDPBackend) -> Workload:
     return Workload(forward, operands.leaves())
 
 
-for _name, _label, _slot, _traits, _sdpa in (
-    ("math", "SDPA math", 3, frozenset[str](), SDPBackend.MATH),
-    ("flash", "SDPA flash", 14, _KEEPS_NO_SQUARE, SDPBackend.FLASH_ATTENTION),
-    ("efficient", "SDPA efficient", 4, _KEEPS_NO_SQUARE, SDPBackend.EFFICIENT_ATTENTION),
-    ("cudnn", "SDPA cuDNN", 10, _KEEPS_NO_SQUARE, SDPBackend.CUDNN_ATTENTION),
+for _name, _traits, _sdpa in (
+    ("math", frozenset[str](), SDPBackend.MATH),
+    ("flash", _KEEPS_NO_SQUARE, SDPBackend.FLASH_ATTENTION),
+    ("efficient", _KEEPS_NO_SQUARE, SDPBackend.EFFICIENT_ATTENTION),
+    ("cudnn", _KEEPS_NO_SQUARE, SDPBackend.CUDNN_ATTENTION),
 ):
     rival(
-        TASK, _name, label=_label, slot=_slot, traits=_traits,
+        TASK, _name, traits=_traits,
         settings=f"scaled_dot_product_attention, backend {_sdpa.name}",
     )(partial(_backend, backend=_sdpa))  # fmt: skip
 
@@ -197,7 +197,7 @@ def backend_of(output: Tensor) -> str:
     return "math"
 
 
-@rival(TASK, "sdpa", label="SDPA by default", slot=17, traits=frozenset({"on request"}))
+@rival(TASK, "sdpa", traits=frozenset({"on request"}))
 def sdpa(operands: Operands) -> Workload:
     """scaled_dot_product_attention, is_causal=True, the backend that torch takes by itself."""
     query, key, value = operands.leaves().values()
@@ -222,7 +222,7 @@ def chosen(case: Case) -> dict[str, Any]:
 
 
 @rival(
-    TASK, "flash-4", label="FlashAttention-4", slot=12, traits=_KEEPS_NO_SQUARE,
+    TASK, "flash-4", traits=_KEEPS_NO_SQUARE,
     requires=("flash_attn.cute", "cutlass"), needs_cuda=True, dtypes=rivals.HALVES,
     capability=(9, 0),
 )  # fmt: skip
@@ -240,7 +240,7 @@ def flash_4(operands: Operands) -> Workload:
     return Workload(forward, leaves)
 
 
-@rival(TASK, "flex", label="FlexAttention", slot=6, traits=_KEEPS_NO_SQUARE | {"on request"})
+@rival(TASK, "flex", traits=_KEEPS_NO_SQUARE | {"on request"})
 def flex(operands: Operands) -> Workload:
     """FlexAttention with a causal block mask, torch.compile, fullgraph=True, dynamic=False."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention

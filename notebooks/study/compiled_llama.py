@@ -70,7 +70,7 @@ def ours() -> Arm:
     return Arm(True, lambda call: call)
 
 
-@rival(TASK, "thunder", label="Thunder", slot=5, requires=("transformers", "thunder"),
+@rival(TASK, "thunder", requires=("transformers", "thunder"),
        traits=frozenset({"compiles"}))  # fmt: skip
 def thunder() -> Arm:
     """thunder.dynamo.thunderfx with the executors that it finds."""
@@ -98,21 +98,12 @@ def _whole(**options: Any) -> Callable[[Call], Call]:
     return lambda call: torch.compile(call, **options)
 
 
-_LOOKS = {
-    "inductor-graphs": ("torch.compile, CUDA graphs", 3),
-    "fused-inductor-graphs": ("fusedlib, torch.compile, CUDA graphs", 6),
-    "inductor-graphs-searched": ("torch.compile, searched, CUDA graphs", 10),
-    "inductor-dynamic": ("torch.compile, any length", 16),
-}
-
-
 def _inductor(names: str, what: str, compile_: Callable[[Call], Call], *traits: str) -> None:
     """Register providers of torch.compile, on fusedlib's operations where a name begins so."""
     for name in names.split():
         fused = name.startswith("fused")
-        label, slot = _LOOKS.get(name, (None, None))
         rival(
-            TASK, name, label=label, slot=slot, requires=("transformers",),
+            TASK, name, requires=("transformers",),
             settings="fusedlib.apply_to, then " * fused + f"torch.compile of {what}",
             traits=frozenset({"compiles", *traits}),
         )(partial(Arm, fused, compile_))  # fmt: skip

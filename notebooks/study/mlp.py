@@ -282,7 +282,7 @@ def liger(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
     return linear(gated, w_down)
 
 
-@rival(TASK, "liger-mlp", label="Liger, whole MLP", slot=24, traits=ON_REQUEST)
+@rival(TASK, "liger-mlp", traits=ON_REQUEST)
 def liger_mlp(inputs: Inputs) -> Workload:
     """LigerMLPFunction, as `LigerMLP` has it: gate, up and silu(gate) · up are one kernel."""
     try:
@@ -298,7 +298,7 @@ def liger_mlp(inputs: Inputs) -> Workload:
 
 
 @rival(
-    TASK, "triton-tf32x3", label="Triton, TF32x3", slot=10, requires=("triton",), needs_cuda=True,
+    TASK, "triton-tf32x3", requires=("triton",), needs_cuda=True,
     dtypes=("float32",), traits=ON_REQUEST,
 )  # fmt: skip
 def triton_tf32x3(inputs: Inputs) -> Workload:
@@ -330,9 +330,9 @@ def quack(inputs: Inputs, *, tuned: bool = False) -> Workload:
     return Workload(forward, leaves, alternating=True)
 
 
-rival(TASK, "quack", label="QuACK", slot=4, traits=SLOW)(quack)
+rival(TASK, "quack", traits=SLOW)(quack)
 rival(
-    TASK, "quack-searched", label="QuACK, searched", slot=5, traits=ON_REQUEST,
+    TASK, "quack-searched", traits=ON_REQUEST,
     settings="The same with its search for the fastest tiles, two and a half minutes a shape",
 )(partial(quack, tuned=True))  # fmt: skip
 

@@ -137,7 +137,7 @@ rival(
     settings="fusedlib.swiglu: our kernels, or plain PyTorch where they do not run",
 )(partial(Layer, function=functional.swiglu, packed=True))  # fmt: skip
 rival(
-    TASK, "frozen", label="PyTorch, frozen", slot=13, traits=frozenset({FROZEN}),
+    TASK, "frozen", traits=frozenset({FROZEN}),
     settings="Plain PyTorch; gate and up weights stay as they were drawn",
 )(partial(Layer, function=reference.swiglu, trained=False))  # fmt: skip
 

@@ -49,7 +49,7 @@ def compiled(model: Transformer) -> Call:
     return torch.compile(model, dynamic=False)
 
 
-@rival(COMPILE, "linear", label="fusedlib.linear", slot=27, traits=frozenset({"on request"}))
+@rival(COMPILE, "linear", traits=frozenset({"on request"}))
 def by_linear(model: Transformer) -> Call:
     """Every projection, the head's too, by fusedlib.linear; all else plain PyTorch."""
     same = sharing_copy(model)

@@ -8,14 +8,13 @@ TASK = Task[[Inputs], Workload]("swiglu")
 @rival(TASK, "eager")
 def eager(inputs: Inputs) -> Workload: ...
 
-A rival's name, label, colour, requirements and settings stand in its decorator; checks, races,
-tables, figures and claims go through the registry and name nobody.
+A rival's name, requirements and settings stand in its decorator, its label and colour in
+`columns.toml`; checks and races go through the registry and name nobody.
 """
 
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
@@ -98,8 +97,6 @@ class Rival(Generic[P, Built]):
     Attributes:
         task: what it computes, such as "swiglu".
         name: in the rows.
-        label: in tables and figures.
-        slot: of it among the colours and markers of `press.style`.
         build: from the task's inputs to what runs.
         settings: how it was set, the first line of its docstring.
         traits: what else is known of it, such as "fused".
@@ -107,8 +104,6 @@ class Rival(Generic[P, Built]):
 
     task: str
     name: str
-    label: str
-    slot: int
     build: Callable[P, Built]
     settings: str
     requires: tuple[str, ...] = ()
@@ -154,23 +149,6 @@ def _installed(package: str) -> bool:
 
 
 RIVALS: dict[tuple[str, str], Rival[..., Any]] = {}
-LOOKS: dict[str, tuple[str, int]] = {
-    "fused": ("fusedlib", 0),
-    "eager": ("PyTorch", 1),
-    "huggingface": ("Hugging Face", 1),
-    "inductor": ("torch.compile", 2),
-    "liger": ("Liger", 3),
-    "fused-inductor": ("fusedlib, torch.compile", 4),
-    "products": ("products alone", 6),
-    "fused-input": ("fusedlib, keeping x alone", 12),
-    "inductor-causal": ("torch.compile, no mask", 8),
-    "inductor-layers": ("torch.compile, by layer", 9),
-    "fused-inductor-layers": ("fusedlib, torch.compile by layer", 11),
-    "liger-fp32": ("Liger, fp32 sums", 17),
-    "published-kernel": ("published kernel (wrong)", 18),
-    "copy": ("a copy", 27),
-}
-"""Label and slot of names that several tasks register."""
 HALVES = ("bfloat16", "float16")
 FAMILIES: dict[str, dict[str, Any]] = {
     "liger": {"requires": ("liger_kernel",), "needs_cuda": True},
@@ -183,41 +161,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def rival(
-    task: Task[P, Built], name: str, *, label: str | None = None, slot: int | None = None,
-    **options: Any,
-) -> Callable[[Callable[P, Built]], Callable[P, Built]]:  # fmt: skip
-    """Register a function as a rival. How it is set is the first line of its docstring, or given
-    as `settings` where one function builds several rivals. One that a notebook or script defines
-    itself may be registered again: the later one counts.
-
-    Args:
-        name: in the rows; one rival may do several tasks under one name.
-        label: for people; by default that in `LOOKS`, else the name.
-        slot: of its colour; by default that in `LOOKS`, else one that is free in the task.
+    task: Task[P, Built], name: str, **options: Any
+) -> Callable[[Callable[P, Built]], Callable[P, Built]]:
+    """Register a function as a rival, by its name in the rows. How it is set is the first line of
+    its docstring, or given as `settings` where one function builds several rivals. One that a
+    notebook or script defines itself may be registered again: the later one counts.
 
     Raises:
-        ValueError: the task has a rival of this name, or the name has another label or slot.
+        ValueError: the task has a rival of this name.
     """
 
     def register(build: Callable[P, Built]) -> Callable[P, Built]:
         if (task, name) in RIVALS and not is_own(name):
             raise ValueError(f"{task} has a rival named {name!r} already")
-        registered = LOOKS.get(name) or next(
-            ((r.label, r.slot) for r in RIVALS.values() if r.name == name), None
-        )
-        taken = {number for _, number in LOOKS.values()} | {get(task, n).slot for n in names(task)}
-        free = next(number for number in count() if number not in taken)
-        look = registered or (label or name, free if slot is None else slot)
-        if label not in (None, look[0]) or slot not in (None, look[1]):
-            raise ValueError(
-                f"{name!r} is {look[0]!r} in slot {look[1]}, not {label!r} in {slot}: a name has "
-                "one label and one slot in all tasks"
-            )
         needs = FAMILIES.get(name.partition("-")[0], {})
         packages = dict.fromkeys((*options.get("requires", ()), *needs.get("requires", ())))
         settings = (build.__doc__ or "").partition("\n")[0].rstrip(".")
         fields = {"settings": settings, **needs, **options, "requires": tuple(packages)}
-        RIVALS[task, name] = Rival(task, name, *look, build, **fields)
+        RIVALS[task, name] = Rival(task, name, build, **fields)
         return build
 
     return register
@@ -272,8 +233,3 @@ def chosen(task: Task[..., Any], wanted: Iterable[str]) -> list[str]:
              for word, traits in left_out.items()}  # fmt: skip
     chosen_names = [name for word in wanted for name in every.get(word, [word])]
     return [get(task, name).name for name in dict.fromkeys(chosen_names)]
-
-
-def labels(task: str | None = None) -> dict[str, str]:
-    """Labels by name, of one task or of all."""
-    return {n: r.label for (t, n), r in RIVALS.items() if task in (None, t)}

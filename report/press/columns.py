@@ -20,7 +20,6 @@ import study
 from fusedlib.bench import machine as machines
 from press import style
 from press.formats import formatted, is_missing
-from study import rivals
 from study.rows import folders
 
 FILE = Path(study.__file__).parent / "columns.toml"
@@ -84,9 +83,8 @@ def read(name: str, value: Any) -> str:
     if name == "machine" and value not in recorded_machines():
         return OWN if value == machines.label(machines.key()) else str(value)
     says = column(name)
-    names = {**says.names, **(rivals.labels() if name == "provider" else {})}
-    if _recorded(value) in names:
-        return names[_recorded(value)]
+    if _recorded(value) in says.names:
+        return says.names[_recorded(value)]
     if isinstance(value, bool | np.bool_):
         return says.label if value else f"no {says.label}"
     if isinstance(value, int | float | np.number):
@@ -118,9 +116,7 @@ def _usual(name: str) -> dict[Any, int]:
     """The usual slot of each known value, in the order in which they are shown: its own, else its
     place."""
     if name == "provider":
-        registered = {rival.name: rival.slot for rival in rivals.RIVALS.values()}
-        slots = {**column(name).slots, **registered}
-        return dict(sorted(slots.items(), key=lambda item: item[1]))
+        return dict(sorted(column(name).slots.items(), key=lambda item: item[1]))
     known = [*(column(name).order or column(name).names)]
     known += sorted(recorded_machines().difference(known)) if name == "machine" else []
     return {value: column(name).slots.get(value, at) for at, value in enumerate(known)}

@@ -1,7 +1,7 @@
 """The plot vocabulary: lines, points and bars from a tidy frame, with labels where the eye is.
 
 Each returns a `Picture`: the figure, the data that was drawn, and an alternative text made of them.
-Names get the label and colour of the registry of rivals, the same in every figure.
+Names have one colour, the same in every figure.
 """
 
 import textwrap
@@ -158,7 +158,7 @@ def points(
             drawn: dict[str, Any] = {
                 "marker": style.marker(str(name)), "linestyle": "", "markersize": 4.5,
                 "color": style.colour(str(name)), "markeredgewidth": 0, "elinewidth": 1.1,
-                "capsize": 2, "label": "" if one > min(has_name) else style.label(str(name)),
+                "capsize": 2, "label": "" if one > min(has_name) else str(name),
             } | mark(one)  # fmt: skip
             drawn.pop("linewidth", None)
             ax.errorbar(own[x].to_numpy(float), rows, xerr=_error_bars(own, x, low, high), **drawn)
@@ -221,7 +221,7 @@ def bars(
             drawn = ax.barh(
                 rows, np.nan_to_num(length), height=size * 0.94, left=start if stacked else 0.0,
                 xerr=None if error is None else np.nan_to_num(error), ecolor=style.INK, capsize=2.5,
-                color=style.colour(str(name)), linewidth=0.0, label=style.label(str(name)),
+                color=style.colour(str(name)), linewidth=0.0, label=str(name),
             )  # fmt: skip
             if stacked:
                 start = start + np.nan_to_num(length)
@@ -240,7 +240,7 @@ def bars(
             middle, half = ends.mean(axis=1), (ends[high] - ends[low]) / 2
             ax.errorbar(middle, range(len(order)), xerr=half, fmt="none",
                         ecolor=style.INK, elinewidth=1.6, capsize=3.5)  # fmt: skip
-        ax.set_yticks(range(len(order)), [style.label(str(v)) for v in order])
+        ax.set_yticks(range(len(order)), [str(v) for v in order])
         ax.margins(x=0.14 if values else 0.04)
         if logx:
             ax.set_xscale("log")
@@ -384,7 +384,7 @@ def _end_labels(ax: Axes, ends: list[tuple[float, float, str]]) -> None:
     for at, height in zip(order, heights, strict=True):
         name = ends[at][2]
         ax.annotate(
-            style.label(name), xy=(1.0, height), xycoords="axes fraction", xytext=(4, 0),
+            name, xy=(1.0, height), xycoords="axes fraction", xytext=(4, 0),
             textcoords="offset points", va="center", fontsize=9, color=style.colour(name),
             annotation_clip=False,
         )  # fmt: skip
@@ -395,7 +395,7 @@ def _mark_labels(ax: Axes, ends: list[tuple[float, float, str]]) -> None:
     ax.margins(x=0.12, y=0.12)
     for x, y, name in ends:
         ax.annotate(
-            style.label(name), xy=(x, y), xytext=(0, -6), textcoords="offset points", va="top",
+            name, xy=(x, y), xytext=(0, -6), textcoords="offset points", va="top",
             ha="center", fontsize=9, color=style.colour(name),
         )  # fmt: skip
 
@@ -415,7 +415,7 @@ def _alt(
     parts = []
     keys = [name for name in (panel, by, card) if name is not None]
     for key, line in data.groupby(keys, sort=False, observed=True):
-        names = ", ".join(style.label(str(k)) for k in (key if isinstance(key, tuple) else (key,)))
+        names = ", ".join(str(k) for k in (key if isinstance(key, tuple) else (key,)))
         shown = line if len(data) <= MOST_NAMED else line.iloc[[0, -1]].drop_duplicates()
         values = [f"{formatted(p[y], spec)} at {p[x]}" for p in shown.to_dict("records")]
         parts.append(f"{names}: {', '.join(values)}")

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from study import paths, rivals
+from study import paths
 
 # Figures are drawn from matplotlib's defaults, whatever this user's matplotlibrc sets.
 matplotlib.rcdefaults()
@@ -96,17 +96,10 @@ def slots(of_picture: Mapping[str, int]) -> Iterator[None]:
 
 
 def _slot(name: str) -> int:
-    """Slot: a rival's own, a registered name's, else one derived from the name, always the same."""
-    if name in _OF_PICTURE:
-        return _OF_PICTURE[name]
-    if (own := next((r.slot for r in rivals.RIVALS.values() if r.name == name), None)) is not None:
-        return own
-    return _REGISTRY.get(name, zlib.crc32(name.encode()) % SLOTS)
-
-
-def label(name: str) -> str:
-    """What a rival is called in figures and tables; any other name stays as it is."""
-    return name if name in _OF_PICTURE else rivals.labels().get(name, name)
+    """Slot: a picture's own, a registered name's, else one derived from the name, always the
+    same."""
+    own = _OF_PICTURE.get(name, _REGISTRY.get(name))
+    return zlib.crc32(name.encode()) % SLOTS if own is None else own
 
 
 def colour(name: str) -> str:
@@ -147,7 +140,7 @@ def line(
     """A line with markers in the colour of `name`, with a band from `low` to `high` if given."""
     drawn: dict[str, Any] = {
         "color": colour(name), "marker": marker(name) if markers else "", "markersize": 4.0,
-        "markeredgewidth": 0.0, "linestyle": dash(name), "linewidth": 1.5, "label": label(name),
+        "markeredgewidth": 0.0, "linestyle": dash(name), "linewidth": 1.5, "label": name,
     }  # fmt: skip
     ax.plot(x, y, **(drawn | options))
     if low is not None and high is not None:

@@ -226,7 +226,7 @@ operation("loss", "liger-fp32", settings=f"{_liger}, accum_dtype=torch.float32")
 )
 
 
-@operation("loss", "liger-sm90", label="Liger, for Hopper", slot=15, requires=("cutlass",),
+@operation("loss", "liger-sm90", requires=("cutlass",),
            dtypes=("bfloat16",), capability=(9, 0))  # fmt: skip
 def liger_sm90_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """liger_fused_linear_cross_entropy_sm90, CuTe kernels that Liger runs for who imports them."""
@@ -258,7 +258,7 @@ def liger_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     return turned
 
 
-@operation("loss", "torch-chunked", label="PyTorch, chunked", slot=10)
+@operation("loss", "torch-chunked")
 def torch_chunked(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """torch.nn.functional.linear_cross_entropy, options=LinearCrossEntropyOptions()."""
     options = torch.nn.LinearCrossEntropyOptions()
@@ -285,14 +285,13 @@ def cut_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) ->
 
 
 _cut = "cut cross entropy"
-operation("loss", "quack", label="QuACK", slot=4)(quack_loss)
+operation("loss", "quack")(quack_loss)
 operation("loss", "cut", settings="Cut cross entropy as it comes: skips blocks of gradients below "
-          "a 32nd of the dtype's eps", label=_cut, slot=5)(cut_loss)  # fmt: skip
-operation("loss", "cut-whole", settings="Cut cross entropy, filter_eps=None: no block is skipped",
-          label=f"{_cut}, nothing skipped", slot=12)(
+          "a 32nd of the dtype's eps")(cut_loss)  # fmt: skip
+operation("loss", "cut-whole", settings="Cut cross entropy, filter_eps=None: no block is skipped")(
     partial(cut_loss, filter_eps=None))  # fmt: skip
 operation("loss", "cut-kahan", settings="Cut cross entropy, filter_eps=None, use_kahan=True: "
-          "gradients by compensated sums", label=f"{_cut}, compensated sums", slot=14)(
+          "gradients by compensated sums")(
     partial(cut_loss, filter_eps=None, use_kahan=True))  # fmt: skip
 
 

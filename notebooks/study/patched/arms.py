@@ -51,8 +51,7 @@ def alone(case: Case) -> tuple[nn.Module, Call]:
     return model, rivals.get(TASK, case["provider"]).build(model)
 
 
-@rival(TASK, OTHER_ATTENTION, label="Hugging Face, eager attention", slot=16,
-       requires=("transformers",), traits=frozenset({"on request"}))  # fmt: skip
+@rival(TASK, OTHER_ATTENTION, requires=("transformers",), traits=frozenset({"on request"}))
 def plain_eager(model: nn.Module) -> Call:
     """The model as transformers makes it, attention by its "eager" implementation."""
     transformers_model: Any = model
@@ -120,40 +119,35 @@ def with_liger(model: Any, switches: Iterable[str], **loss: Any) -> nn.Module:
     return model
 
 
-def _liger_arm(
-    name: str, switches: Sequence[str], label: str | None = None, slot: int | None = None,
-    **loss: Any,
-) -> None:  # fmt: skip
+def _liger_arm(name: str, switches: Sequence[str], **loss: Any) -> None:
     def arm(model: nn.Module) -> Call:
         return with_liger(model, switches, **loss)
 
     settings = ", ".join([*switches, *(f"{k}={v}" for k, v in loss.items())])
     arm.__doc__ = f"Liger's {settings}"
-    rival(TASK, name, label=label, slot=slot, requires=("transformers",))(arm)
+    rival(TASK, name, requires=("transformers",))(arm)
 
 
 _liger_arm("liger", SWITCHES)
-_liger_arm("liger-without-flce", SWITCHES[:3], "Liger without FLCE", 12)
+_liger_arm("liger-without-flce", SWITCHES[:3])
 _liger_arm("liger-fp32", SWITCHES, accum_dtype=torch.float32)
-for _slot, _name in enumerate(SWITCHES, 18):
+for _name in SWITCHES:
     _short = _name.replace("fused_linear_cross_entropy", "FLCE")
-    _slug = _short.lower().replace("_", "-")
-    _liger_arm(f"liger-{_slug}", (_name,), f"Liger, {_short} alone", _slot)
+    _liger_arm(f"liger-{_short.lower().replace('_', '-')}", (_name,))
 
 
-def _fused_arm(name: str, parts: Sequence[str], **look: Any) -> None:
+def _fused_arm(name: str, parts: Sequence[str]) -> None:
     def arm(model: nn.Module) -> Call:
         fusedlib.apply_to(model, **{part: part in parts for part in PARTS})
         return model
 
     arm.__doc__ = f"fusedlib.apply_to: {', '.join(parts)}"
-    rival(TASK, name, requires=("transformers",), **look)(arm)
+    rival(TASK, name, requires=("transformers",))(arm)
 
 
 _fused_arm("fused", PARTS)
-for _slot, _name in enumerate(PARTS, 22):
-    _slug = _name.replace("_", "-")
-    _fused_arm(f"fused-{_slug}", (_name,), label=f"fusedlib, {_name} alone", slot=_slot)
+for _name in PARTS:
+    _fused_arm(f"fused-{_name.replace('_', '-')}", (_name,))
 
 
 @rival(TASK, "fused-inductor", requires=("transformers",), traits=WHOLE)
@@ -179,7 +173,7 @@ def fused_compiled_layers(model: nn.Module) -> Call:
     return compiled_layers(model)
 
 
-@rival(TASK, "fused-graph", label="fusedlib, CUDA graph", slot=14, needs_cuda=True,
+@rival(TASK, "fused-graph", needs_cuda=True,
        requires=("transformers",), traits=frozenset({"graph"}))  # fmt: skip
 def fused_captured(model: nn.Module) -> Call:
     """fusedlib.apply_to with all its parts, forward and backward captured in one CUDA graph."""

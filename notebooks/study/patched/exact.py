@@ -132,7 +132,7 @@ def plain_loss(model: Any, ids: Tensor) -> float:
     return total.item() / (ids.shape[0] * (ids.shape[1] - 1))
 
 
-@rival(TASK, EXACT, label="exact gradients", slot=7, requires=("transformers",),
+@rival(TASK, EXACT, requires=("transformers",),
        traits=frozenset({"on request"}))  # fmt: skip
 def with_exact_gradients(model: nn.Module) -> Call:
     """Weights in their dtype, all else in float64, each gradient rounded once into its weight's."""
