@@ -32,7 +32,7 @@ def entrants(monkeypatch):
         for key in [k for k in rivals.RIVALS if k[0] == task and k[1] != "eager"]:
             monkeypatch.delitem(rivals.RIVALS, key)
         for name, build in builders.items():
-            key, made = (task, name), rivals.Rival(task, name, name, 20, build, "for a test")
+            key, made = (task, name), rivals.Rival(task, name, build, "for a test")
             monkeypatch.setitem(rivals.RIVALS, key, made)
 
     return register

@@ -48,7 +48,7 @@ def broken(monkeypatch):
             actual.loss = (1 + self.by) * actual.loss - self.by * actual.loss.detach()
             return actual
 
-    made = rivals.Rival(patched.TASK, "broken", "broken", 20, Louder, "for a test")
+    made = rivals.Rival(patched.TASK, "broken", Louder, "for a test")
     monkeypatch.setitem(rivals.RIVALS, (patched.TASK, "broken"), made)
     return Louder
 
@@ -216,7 +216,7 @@ def planted(monkeypatch):
     """Arms with a fault each."""
     for fault in (frozen, scaled, unshifted):
         name = fault.__name__
-        made = rivals.Rival(patched.TASK, name, name, 20, fault, "for a test")
+        made = rivals.Rival(patched.TASK, name, fault, "for a test")
         monkeypatch.setitem(rivals.RIVALS, (patched.TASK, name), made)
 
 
