@@ -414,6 +414,26 @@ def test_who_promises_the_same_bits_must_give_them():
     assert raced(reference, reference, x, deterministic=True, backward=True).status == "ok"
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_who_promises_rows_that_do_not_depend_on_others_must_keep_it(backward):
+    def by_size(x: Tensor, w: Tensor) -> Tensor:
+        """As libraries choose another kernel for few rows, which sums in another order."""
+        return x @ w if len(x) > 4 else (x[:, ::2] @ w[::2]) + (x[:, 1::2] @ w[1::2])
+
+    def by_row(x: Tensor, w: Tensor) -> Tensor:
+        return torch.cat([row[None] @ w for row in x])
+
+    given = {"x": drawn(16, 512), "w": drawn(512, 16, seed=1)}
+    assert raced(product, by_size, given, backward=backward).status == "ok"
+    line = raced(product, by_size, given, backward=backward, batch_invariant=["x"])
+    assert line.status == "wrong" and "of 16 rows of y have other bits alone" in line.reason
+    line = raced(product, by_row, given, backward=backward, batch_invariant=["x"])
+    assert line.status == "ok", line.reason
+    for names in (["rows"], ["x", "w"]):
+        with pytest.raises(ValueError, match="unknown|as many rows"):
+            raced(product, by_row, given, batch_invariant=names)
+
+
 # --- cheats ---------------------------------------------------------------------------------------
 
 

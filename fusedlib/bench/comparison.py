@@ -62,6 +62,7 @@ def compare(
     inputs: Inputs | Callable[[int], Inputs], *,
     backward: bool | str = False, launch: str = "python", rounds: int = 30, seconds: float = 1.0,
     flops: float = 0.0, moved_bytes: float | None = None, deterministic: bool = False,
+    batch_invariant: Sequence[str] = (),
 ) -> "Comparison":  # fmt: skip
     """Check functions against a reference, then time those that are right, in turns.
 
@@ -122,11 +123,15 @@ def compare(
         moved_bytes: that it must read and write; counted by default: results, and operands of which
             the reference has a gradient that is not zero.
         deterministic: whether the functions promise the same bits for the same inputs.
+        batch_invariant: names of inputs of which a row, along their first dimension, is promised
+            the same bits whatever rows are beside it: outputs and gradients with as many rows are
+            computed again for the first 1, 2, 4, 8 … rows alone.
 
     Raises:
         ValueError: no function, no input, inputs on several devices, on one without float64 or of
             other shapes with another seed, an unknown launch, a graph of a backward alone, one
-            round, or another launch than "python" in none.
+            round, another launch than "python" in none, or names in `batch_invariant` that are no
+            inputs or have other numbers of rows.
     """
     given = inputs(0) if callable(inputs) else inputs
     operands = _flat(given)
@@ -144,12 +149,16 @@ def compare(
         raise ValueError("no function to compare; give some by name: {'mine': f, 'theirs': g}")
     if launch == "graph" and backward == "alone":
         raise ValueError("a graph holds forward, or forward and backward: give backward=True")
+    require_known("input", batch_invariant, operands)
+    counts = {operands[name].shape[:1] for name in batch_invariant}
+    if batch_invariant and (len(counts) > 1 or counts == {()}):
+        raise ValueError(f"inputs of one batch have as many rows each, got {sorted(counts)}")
     shared: Figures = {"direction": DIRECTIONS[backward], "device": str(device), "launch": launch,
               "repetitions": rounds}  # fmt: skip
     forget_compiled()
     problem = Attempt.at(
         _Problem, reference, functions, operands, partial(_as_given, given), seeded,
-        bool(backward), deterministic,
+        bool(backward), deterministic, tuple(batch_invariant),
     )  # fmt: skip
     tried = {name: _checked(problem, name) for name in functions}
     rows = [
@@ -277,8 +286,10 @@ class _Problem(Problem):
         self, reference: Function, functions: Mapping[str, Function], operands: Named,
         arguments: Callable[[Iterable[Tensor]], list[Any]],
         seeded: Callable[[int], Named] | None, backward: bool, deterministic: bool = False,
+        batch: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.functions, self.seeded, self.deterministic = functions, seeded, deterministic
+        self.batch = batch
         self.arguments = arguments
         self.less_accurate: dict[str, str] = {}
         self.largest: dict[str, float] = {}
@@ -406,6 +417,8 @@ class _Problem(Problem):
             checked = self.admit(name, work)
             if self.deterministic:
                 self._require_same_bits(work)
+            if self.batch:
+                self._require_batch_invariance(name, work)
         return checked
 
     def _require_same_bits(self, work: Workload) -> None:
@@ -414,6 +427,29 @@ class _Problem(Problem):
             if not alarms.same_bits(first[result], second[result]):
                 raise Wrong(f"{result} has other bits in a second call with the same inputs: the "
                             "functions are said to be deterministic")  # fmt: skip
+
+    def _require_batch_invariance(self, name: str, work: Workload) -> None:
+        """Raise `Wrong` where a row has other bits in a smaller batch."""
+        leaves, dy = self.inputs.leaves(), self.inputs.dy
+        rows = len(leaves[self.batch[0]])
+        whole = check.results_of(work, dy)
+        by_row = [n for n, t in whole.items() if not n.startswith("d_") and t.shape[:1] == (rows,)]
+        by_row += [f"d_{n}" for n in self.batch if f"d_{n}" in whole]
+        for count in (2**power for power in range((rows - 1).bit_length())):
+
+            def first(tensor: Tensor, count: int = count) -> Tensor:
+                return tensor[:count] if tensor.shape[:1] == (rows,) else tensor
+
+            fewer = {n: _copy(t[:count]).requires_grad_(t.requires_grad) if n in self.batch else t
+                     for n, t in leaves.items()}  # fmt: skip
+            alone = check.results_of(
+                Workload(partial(self.functions[name], *self.arguments(fewer.values())), fewer),
+                tuple(map(first, dy)) if isinstance(dy, tuple) else first(dy),
+            )
+            for result in by_row:
+                if not alarms.same_bits(alone[result], whole[result][:count]):
+                    raise Wrong(f"the first {count} of {rows} rows of {result} have other bits "
+                                "alone: the functions are said to be batch-invariant")  # fmt: skip
 
     @cached_property
     def _read(self) -> int:
