@@ -21,7 +21,7 @@ def test_every_experiment_is_measured():
     assert {c["experiment"] for c in cases} == set(precision.MEASURES)
     one = {c["experiment"]: c for c in cases if c["device"] == "cpu"}
     assert {outcome(precision.figures, case)[1] for case in one.values()} == {"ok"}
-    assert {*one} == {*precision.MEASURES} - {"flags", "linear", "neighbours"}
+    assert {*one} == {*precision.MEASURES} - {"linear", "neighbours"}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -104,8 +104,7 @@ def test_a_split_product_errs_less_than_fp32_s_and_tf32_more():
 
 def test_derived_columns_name_products_and_what_ran_under_autocast():
     rows = precision.derive(pd.DataFrame([
-        {"experiment": "flags", "provider": 'precision "high"', "dtype": "fp32", "m": 64, "n": 32,
-         "k": 16},
+        {"experiment": "torch_matmul", "provider": 'precision "high"', "dtype": "fp32"},
         {"experiment": "tensor_core", "provider": "promoted", "dtype": "fp16", "k": 16},
         {"experiment": "autocast", "provider": "linear", "dtype": "bf16"},
     ]))  # fmt: skip

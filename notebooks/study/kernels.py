@@ -40,8 +40,6 @@ QUICK: dict[str, Any] = {
     "lengths_hidden": 128,
     "lengths_intermediate": 384,
     "repetitions": 5,  # rounds of each race, at least two
-    "gemm_size": 256,  # rows and columns of the product that is the ceiling
-    "copy_mib": 32,  # of the copy that is the ceiling
 }
 # No tile was tuned on the shapes of `models`: Qwen2.5-7B, Llama-2-13B, Llama-3.2-3B, TinyLlama,
 # Qwen3-8B, Yi-34B, Phi-4, Qwen2.5-1.5B. `tuned`: Mistral-7B, Llama-2-7B, Llama-3.2-1B, Llama-3-70B.
@@ -56,7 +54,6 @@ FULL: dict[str, Any] = QUICK | {
     "under_load": ["fused", "liger", "quack", "products"], "load_seconds": 0.7,
     "changing": ["light"], "lengths_bf16": 70, "longest": 6000, "lengths_hidden": 2048,
     "lengths_intermediate": 5632, "repetitions": 15,
-    "gemm_size": 8192, "copy_mib": 2048,
 }  # fmt: skip
 PROFILES = {"quick": QUICK, "full": FULL}
 BOTH_WAYS = ("forward", "forward+backward")
@@ -64,7 +61,7 @@ GRAPH_WIDTH = 16_384  # of the widest layer of the sweep that is also captured i
 
 
 def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
-    """What is measured: ceilings, races in turns and under load, and changing lengths.
+    """What is measured: races in turns and under load, and changing lengths.
 
     Raises:
         ValueError: an unknown size, rival or dtype, or a text that is no shape.
@@ -73,10 +70,7 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
     device = device_of(s.device)
     require_known("half_dtypes", s.half_dtypes, ["bfloat16", "float16"])
     rest = {"device": device, "repetitions": s.repetitions}
-    listed = roofline.cases(
-        device, ["float32", "float32 high", "bfloat16"], gemm_size=s.gemm_size,
-        copy_mib=s.copy_mib, repetitions=s.repetitions,
-    )  # fmt: skip
+    listed: list[dict[str, Any]] = []
     groups = [("models", s.models, LAUNCHES[:1]), ("tuned", s.tuned, LAUNCHES)]
     for group, shapes, launches in groups:
         half: dict[str, Any] = {"group": group, "dtype": "bfloat16", "directions": BOTH_WAYS}
@@ -133,10 +127,8 @@ def races(
 
 
 def measure(race: list[Case]) -> list[Row]:
-    """A row a case: times in turns or under load, a ceiling's rate, or the calls of each length."""
+    """A row a case: times in turns or under load, or the calls of each length."""
     experiment = race[0]["experiment"]
-    if experiment == "ceiling":
-        return each(race, roofline.measure)
     if experiment == "lengths":
         return each(race, lengths.calls)
     how: dict[str, Any] = {
@@ -153,8 +145,7 @@ def available(case: Case) -> None:
     """Raise `Unavailable` for what cannot run here, before anything is drawn."""
     if case.get("launch") == "sustained" and not case["device"].startswith("cuda"):
         raise Unavailable("sustained runs need a CUDA GPU")
-    if "provider" in case:
-        mlp.available(case)
+    mlp.available(case)
 
 
 SHAPE = ["tokens", "hidden_size", "intermediate_size"]

@@ -65,14 +65,12 @@ class Ledger:
     """What one way of computing the MLP holds.
 
     `saved` is kept for backward beside x and the weights, `passing` lives during the forward only.
-    `one_node`: the backward is one operation to autograd, which gives its results all at its end.
     `otherwise`: the backward in another order, taken where that holds less.
     """
 
     saved: Mapping[str, Size]
     backward: tuple[Stage, ...]
     passing: Mapping[str, Size] = field(default_factory=dict)
-    one_node: bool = False
     otherwise: tuple[Stage, ...] = ()
 
     def at(self, problem: SwiGLUProblem) -> "Ledger":
@@ -86,10 +84,8 @@ class Ledger:
         """Saved for backward, x and weights left out."""
         return sum(self.saved.values(), NOTHING)
 
-    def moments(self, *, held: bool = False) -> Iterator[tuple[str, dict[str, Size]]]:
+    def moments(self) -> Iterator[tuple[str, dict[str, Size]]]:
         """What is held at once over base, by category: the forward's end and each backward stage.
-
-        `held` says that the weights have gradients already: new ones are added to them and freed.
 
         Raises:
             ValueError: a stage frees what is not there, or something but y and the gradients is
@@ -102,8 +98,7 @@ class Ledger:
             yield stage.what, self._by_category(live)
             if absent := set(stage.ends) - set(live):
                 raise ValueError(f"{stage.what} frees {absent}, which nobody holds")
-            added = {n for n in live if n.startswith("d_w_")} if held and not self.one_node else ()
-            live = {n: size for n, size in live.items() if n not in {*stage.ends, *added}}
+            live = {n: size for n, size in live.items() if n not in stage.ends}
         if left := set(live) - GRADIENTS - {"y"}:
             raise ValueError(f"never freed: {left}")
         yield "end", self._by_category(live)
@@ -183,9 +178,9 @@ QUACK = Ledger(
 def _ours(
     saved: Mapping[str, Size], first: tuple[Stage, ...], down: Stage, gate_up: tuple[Stage, ...]
 ) -> Ledger:
-    """One node, in which h is there again at first and the products follow in either order."""
+    """One operation to autograd: h is there again at first, the products follow in either order."""
     orders = (*first, down, *gate_up), (*first, *gate_up, down)
-    return Ledger(saved, orders[0], passing={"h": F}, one_node=True, otherwise=orders[1])
+    return Ledger(saved, orders[0], passing={"h": F}, otherwise=orders[1])
 
 
 # d(gate|up) is written over gate|up.
@@ -252,32 +247,3 @@ def of(rival_name: str, path: str | None = None, dtype: str = "bfloat16") -> Led
     if dtype == "float32":
         return _SPLIT.get(rival_name, LEDGERS.get(rival_name))
     return LEDGERS.get(rival_name)
-
-
-def stack_peak_mib(
-    ledger: Ledger, layers: int, problem: SwiGLUProblem, *, held: bool
-) -> dict[str, float]:
-    """MiB over base at the peak of a stack of layers, each layer's y the next one's x.
-
-    Going backward each layer frees what it saved, with its x, and leaves its weights' gradients.
-    `held` says that all weights have a gradient from an earlier pass: then a new one is a
-    temporary, added to the old. Categories as in `OF_PASS`; the gradients held are base.
-    """
-    moments, ledger = [], ledger.at(problem)
-    for done in range(layers):  # layers whose backward is complete
-        below = (ledger.kept() + D) * (layers - done - 1)
-        before = NOTHING if held else W * (3 * done)
-        for at, (what, own) in enumerate(ledger.moments(held=held)):
-            if (what == "forward" and done) or (what == "end" and done < layers - 1):
-                continue
-            # The gradient from the layer above, which the first stage reads; at the top it is dy.
-            incoming = D if done and (at == 1 or ledger.one_node) else NOTHING
-            fresh = own["gradients"]
-            here = {
-                "output": own["output"],
-                "saved": own["saved"] + below,
-                "gradients": before + (NOTHING if held else fresh),
-                "temporaries": own["temporaries"] + incoming + (fresh if held else NOTHING),
-            }
-            moments.append({name: size.mib(problem) for name, size in here.items()})
-    return max(moments, key=lambda moment: sum(moment.values()))

@@ -132,17 +132,17 @@ def figures(case: Case) -> dict[str, Any]:
 
 
 def counted_mib(case: Case) -> float:
-    """All that a case needs at its peak by the ledger, weights, x and dy included, in MiB.
-
-    Weights and inputs alone for a rival that nobody has counted.
+    """What a case needs at least by the ledger, weights, x and dy included, in MiB; weights and
+    inputs alone for a rival that nobody has counted.
     """
-    problem = SwiGLUProblem.of(case)
-    book = ledger.of(case["provider"], case.get("path"), problem.dtype)
-    deep = case["experiment"] == "stack"
+    problem, deep = SwiGLUProblem.of(case), case["experiment"] == "stack"
+    book = ledger.of(case["provider"], dtype=problem.dtype)
     layers, held = (int(case["layers"]), bool(case["held"])) if deep else (1, False)
-    weights, ends = (ledger.W * 3 * layers).mib(problem), (ledger.D * 2).mib(problem)
-    over = ledger.stack_peak_mib(book, layers, problem, held=held) if book else {}
-    return ends + (2 if held else 1) * weights + sum(over.values())
+    need = ledger.D * 2 + ledger.W * (3 * layers * (2 if held else 1))
+    if book:
+        one = ledger.total(book.peak(problem)[1])
+        need += (book.at(problem).kept() + ledger.D) * layers if deep else one
+    return need.mib(problem)
 
 
 @cache

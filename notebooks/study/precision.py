@@ -6,7 +6,6 @@ growth          error against the number of terms, by format, method and distrib
 stagnation      where a sum of equal terms stops growing
 torch_sum       is a sum of half-precision terms accumulated in half precision?
 torch_matmul    what do set_float32_matmul_precision and the reduced-precision reductions change?
-flags           the same at many shapes of one K
 autocast        which operations run in half precision, which in fp32, which follow their input?
 tensor_core     where the tensor core's accumulation errs
 linear          error of fp32 linear layers against K
@@ -46,8 +45,6 @@ QUICK: dict[str, Any] = {
     "reduced_k": 32_768,  # K of the fp16 and bf16 products with reduced reductions
     "core_max_k": 16_384,  # largest K in the tensor core
     "core_step": 4,  # factor from one K in the tensor core to the next
-    "flag_k": 256,  # K of the products of all `flag_shapes`
-    "flag_shapes": ["1·256", "64·64", "256·256", "64·1024"],  # rows·columns of them
     "linear_ks": [256, 1024],  # inputs of linear layers, the K of their sums
     "linear_size": 256,  # their tokens and outputs; on Hopper 4096 are enough to split
     "batches": [2, 4, 64, 256],  # rows, with the one whose bits are watched
@@ -55,8 +52,7 @@ QUICK: dict[str, Any] = {
 }
 FULL: dict[str, Any] = QUICK | {
     "max_terms": 10_000_000, "matmul_size": 4096, "reduced_k": 262_144, "core_max_k": 131_072,
-    "core_step": 2, "flag_k": 16_384,
-    "flag_shapes": ["1·4096", "64·64", "64·4096", "512·512", "4096·64", "4096·4096", "8192·11008"],
+    "core_step": 2,
     "linear_ks": [256, 1024, 4096, 16_384, 65_536], "linear_size": 4096,
     "batches": [2, 4, 16, 64, 256, 1000, 1024, 4096, 8192], "batch_widths": [1024, 4096],
 }  # fmt: skip
@@ -90,7 +86,6 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
         *torch_products(s.matmul_size, s.reduced_k, devices),
         *autocast(devices),
         *tensor_cores(s.core_max_k, s.core_step),
-        *flags(s.flag_shapes, s.flag_k, where),
         *linears(s.linear_ks, s.linear_size, where),
         *neighbours(s.batches, s.batch_widths, where),
     ]
@@ -158,17 +153,6 @@ def _precisions(names: Sequence[str]) -> list[dict[str, Any]]:
     return [{"provider": f'precision "{name}"', "precision": name} for name in names]
 
 
-def flags(shapes: Sequence[str], k: int, device: str) -> list[dict[str, Any]]:
-    """At each shape of one K: fp32 products at both settings that differ on a GPU, and those of
-    half precision whose partial sums may be added in half precision."""
-    sizes = [dict(zip("mn", map(int, text.split("·")), strict=True)) for text in shapes]
-    fp32 = [{"dtype": "fp32", "reduced_reduction": False} | one
-            for one in _precisions(PRECISIONS[:2])]  # fmt: skip
-    half = {"precision": "highest", "reduced_reduction": True, "provider": ALLOWED}
-    shared = {**FORWARD, "experiment": "flags", "distribution": "normal", "k": k, "device": device}
-    return grid(shared, size=sizes, way=[*fp32, *grid(half, dtype=HALVES)])
-
-
 def autocast(devices: Sequence[str]) -> list[dict[str, Any]]:
     """One case an operation and device."""
     shared = {**FORWARD, "experiment": "autocast", "dtype": "bf16"}
@@ -225,11 +209,9 @@ def available(case: Case) -> None:
     """Raise `Unavailable` for what cannot run here."""
     if case["experiment"] == "tensor_core":
         tensor_core.available(case)
-    elif case["device"] == "cuda" and not torch.cuda.is_available():
-        products = case["experiment"] in ("torch_matmul", "flags")
-        why = ": the setting only concerns cuBLAS" if products else ""
-        raise Unavailable(f"needs a CUDA GPU{why}")
-    elif case["provider"] == "triton-tf32x3" and case["device"] != "cuda":
+        return
+    on_card = case["device"] == "cuda" and torch.cuda.is_available()
+    if not on_card and (case["device"] == "cuda" or case["provider"] == "triton-tf32x3"):
         raise Unavailable("needs a CUDA GPU")
 
 
@@ -449,7 +431,7 @@ def _changed(one: Tensor, other: Tensor) -> float:
 
 MEASURES: dict[str, Callable[[Case], Figures]] = {
     "four_sums": measure_four_sum, "growth": measure_growth, "stagnation": measure_stagnation,
-    "torch_sum": measure_torch_sum, "torch_matmul": measure_matmul, "flags": measure_matmul,
+    "torch_sum": measure_torch_sum, "torch_matmul": measure_matmul,
     "autocast": measure_autocast, "tensor_core": tensor_core.measure, "linear": measure_linear,
     "neighbours": measure_neighbours,
 }  # fmt: skip
@@ -476,7 +458,7 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     names = ("experiment", "provider", "dtype", "precision")
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *names])))
     experiment = rows["experiment"]
-    products = experiment.isin(["torch_matmul", "flags"])
+    products = experiment == "torch_matmul"
     linear = rows[["provider", "precision"]].where(experiment == "linear")
     return rows.assign(
         adds=rows["provider"].where(experiment == "tensor_core"),

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from fusedlib.bench import timing
-from fusedlib.bench.arguments import require_known, require_least
 from study.cases import grid
-from study.settings import DTYPES, matmul_settings
+from study.settings import matmul_settings
 
 COPY, GEMM = "copy", "gemm"
 
@@ -21,17 +20,10 @@ COPY, GEMM = "copy", "gemm"
 def cases(
     device: str, formats: Sequence[str], *, gemm_size: int, copy_mib: int, repetitions: int
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """One copy and one square product a format; "float32 high" is fp32 at TF32.
-
-    Raises:
-        ValueError: an unknown format, a size or number of repetitions below 1.
-    """
-    require_least(1, gemm_size=gemm_size, copy_mib=copy_mib, repetitions=repetitions)
-    require_known("format", formats, [*DTYPES, "float32 high"])
+    """One copy and one square product a dtype, fp32 by IEEE products."""
     ceilings: list[dict[str, Any]] = [{"ceiling": COPY, "size": copy_mib, "dtype": "int8"}]
-    for name in formats:
-        dtype, _, precision = name.partition(" ")
-        setting = (precision or "highest") if dtype == "float32" else None
+    for dtype in formats:
+        setting = "highest" if dtype == "float32" else None
         ceilings.append({"ceiling": GEMM, "size": gemm_size, "dtype": dtype, "precision": setting})
     shared = {"experiment": "ceiling", "device": device, "repetitions": repetitions}
     return grid(shared, ceiling=ceilings)
@@ -47,15 +39,18 @@ def measure(case: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns the times, and `bytes_per_s` (read and written) or `flops_per_s` at the median.
     """
-    size = case["size"]
+    size, device = case["size"], case["device"]
+    call: Callable[[], Tensor]
     if case["ceiling"] == COPY:
-        source = torch.zeros(size * 2**20, dtype=torch.int8, device=case["device"])
+        source = torch.zeros(size * 2**20, dtype=torch.int8, device=device)
         target = torch.empty_like(source)
-        times = _timed(case, lambda: target.copy_(source))
-        return {**times, "bytes_per_s": 2 * source.numel() / (times["median_ms"] / 1e3)}
-    with precision_of(case["precision"]):
-        times = _timed(case, square_product(case))
-    return {**times, "flops_per_s": 2 * size**3 / (times["median_ms"] / 1e3)}
+        name, work, call = "bytes_per_s", 2 * source.numel(), lambda: target.copy_(source)
+    else:
+        name, work, call = "flops_per_s", 2 * size**3, square_product(case)
+    how: dict[str, Any] = {"warmup": 3, "repetitions": case["repetitions"], "flush_l2": True}
+    with precision_of(case.get("precision")):
+        times = timing.in_turns({"it": call}, device=device, **how)["it"].figures()
+    return {**times, name: work / (times["median_ms"] / 1e3)}
 
 
 def square_product(case: Mapping[str, Any]) -> Callable[[], Tensor]:
@@ -70,11 +65,3 @@ def square_product(case: Mapping[str, Any]) -> Callable[[], Tensor]:
     )
     out = torch.empty_like(left)
     return lambda: torch.mm(left, right.mT, out=out)
-
-
-def _timed(case: Mapping[str, Any], call: Any) -> dict[str, Any]:
-    times = timing.in_turns(
-        {"it": call}, device=case["device"], warmup=3, repetitions=case["repetitions"],
-        flush_l2=True,
-    )  # fmt: skip
-    return times["it"].figures()
