@@ -262,11 +262,7 @@ def _sentinel(device: torch.device) -> None:
 
 
 def read_trace(trace: list[dict[str, Any]], names: Sequence[str]) -> History:
-    """The history that CUDA's trace tells; the sentinels' places get the names in order.
-
-    Raises:
-        ValueError: there are fewer sentinels than names.
-    """
+    """The history that CUDA's trace tells; the sentinels' places get the names in order."""
     history, waiting, sentinels = History(), iter(names), set()
     for entry in trace:
         address, frames = entry["addr"], entry.get("frames", ())
@@ -288,11 +284,7 @@ def read_trace(trace: list[dict[str, Any]], names: Sequence[str]) -> History:
 
 @contextmanager
 def profiled(device: torch.device) -> Iterator[Watch]:
-    """Take the history of the host's or CUDA's allocator from the profiler's memory events.
-
-    Raises:
-        Unavailable: the device's allocator tells the profiler nothing.
-    """
+    """Take the history of the host's or CUDA's allocator from the profiler's memory events."""
     watch = Watch(device, by_profiler=True)
     with profiling("cpu", profile_memory=True) as profile:
         yield watch

@@ -46,11 +46,7 @@ SETTINGS = (("float32", "highest"), ("float32", "high"), ("bfloat16", "highest")
 
 
 def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
-    """What is measured: errors of the published arithmetic in plain PyTorch, peaks, and races.
-
-    Raises:
-        ValueError: an unknown size, or a width that is no multiple of the kernel's block.
-    """
+    """What is measured: errors of the published arithmetic in plain PyTorch, peaks, and races."""
     s = sized(PROFILES, profile, sizes)
     device, names = device_of(s.device), timed_names()
     judged, held, swept = (
@@ -99,11 +95,7 @@ def square(
     tokens: int, width: int, dtype: str = "float32", direction: str = "forward+backward",
     precision: str = "highest",
 ) -> SwiGLUProblem:  # fmt: skip
-    """A problem as published: hidden and intermediate size alike.
-
-    Raises:
-        ValueError: a width that is no multiple of the kernel's block.
-    """
+    """A problem as published: hidden and intermediate size alike."""
     if width % block_of(tokens):
         raise ValueError(f"width {width} is no multiple of the kernel's block, {block_of(tokens)}")
     return SwiGLUProblem(tokens, width, width, dtype, direction, precision=precision)

@@ -63,11 +63,7 @@ PROBE, ASKED = 128, 512  # tokens at which is asked who can run, and which backe
 
 
 def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
-    """What is measured: ceilings, races of each grid, and which backend torch takes.
-
-    Raises:
-        ValueError: an unknown size, rival or dtype, or a number below one.
-    """
+    """What is measured: ceilings, races of each grid, and which backend torch takes."""
     s = sized(PROFILES, profile, sizes)
     require_known("dtypes", s.dtypes, DTYPES)
     shared: dict[str, Any] = {"device": device_of(s.device), "repetitions": s.repetitions}

@@ -362,9 +362,6 @@ def baseline_errors(
     the memory suffices, all at once. cuBLAS splits the long sums of one product and not those of a
     batch, which then err up to 2.2 times more (fp32, T = 16384, H200). Gradients may also err by a
     roundoff of ln T in fp32: P = exp(S − L) is off by that of the logsumexp L that was kept.
-
-    Raises:
-        ValueError: plain attention errs by more than roundoff, so that it is no measure.
     """
     batch, _, length, head_dim = operands.dy.shape
     step = min(batch, max(1, BLOCK // length**2))
@@ -421,11 +418,7 @@ def errors(results: dict[str, Tensor], true: Exact) -> dict[str, check.Errors]:
 def check_size(
     name: str, problem: AttentionProblem, device: str, task: Task[..., Any] = TASK
 ) -> None:
-    """Whether a rival that holds T × T tensors is worth a try.
-
-    Raises:
-        TooLarge: it is counted far above the memory there is.
-    """
+    """Whether a rival that holds T × T tensors is worth a try."""
     if not is_fused(name, task):
         require_memory((plain_peak(problem, device) + 4 * problem.linear) / 2**30, device)
 

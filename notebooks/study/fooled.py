@@ -1,51 +1,36 @@
 """Functions that only look fast, and where each was seen in public.
 
-    x, w = torch.randn(512, 256), torch.randn(256, 384)
+    x, w = fooled.product(512).values()
     print(bench.compare(torch.matmul, {"mine": kept_by_address}, {"x": x, "w": w}))
 
-A cheat takes what its reference takes, by default x and w of a matrix product. `fooled.csv` has
-what a usual loop printed of each on a CPU, the factor in truth, and what refused it; the same of
-ways to measure in which no kernel cheats, and factors that others published of GPUs.
+`fooled.csv` has more of them: what a usual loop printed of each on a CPU, the factor in truth, and
+what refused it; the same of ways to measure in which no kernel cheats, and factors that others
+published of GPUs.
 """
 
-import gc
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-Function = Callable[..., Any]
-F = TypeVar("F", bound=Function)
+F = TypeVar("F", bound=Callable[..., Any])
 CLOCK = time.perf_counter  # one of the cheats replaces it
 
 
 def product(tokens: int) -> dict[str, Tensor]:
-    """x and w of a matrix product."""
+    """x and w of a matrix product, which all cheats claim to compute."""
     return {"x": torch.randn(tokens, 256), "w": 0.02 * torch.randn(256, 384)}
 
 
-@dataclass(frozen=True)
-class Cheat:
-    """A function that only looks fast.
+class Cheat(NamedTuple):
+    """A function that only looks fast, and what of x and w a usual check looks at."""
 
-    Attributes:
-        reference: what it claims to compute.
-        inputs: of it, by name, of so many rows; or a function of a seed that gives them.
-        tested: of those what a usual check looks at.
-        backward: whether gradients are computed as well.
-    """
-
-    function: Function
-    reference: Function = torch.matmul
-    inputs: Callable[[int], Any] = product
-    tested: Callable[..., Sequence[Tensor]] = lambda *values: values
-    backward: bool = False
+    function: Callable[[Tensor, Tensor], Tensor]
+    tested: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = lambda x, w: (x, w)
 
 
 CHEATS: dict[str, Cheat] = {}
@@ -53,7 +38,7 @@ CHEATS: dict[str, Cheat] = {}
 
 
 def cheat(seen: str, **how: Any) -> Callable[[F], F]:
-    """List a function, seen there in public, among the cheats; see `Cheat`."""
+    """List a function, seen there in public, among the cheats."""
 
     def add(function: F) -> F:
         CHEATS[function.__name__.replace("_", " ")] = Cheat(function, **how)
@@ -84,18 +69,6 @@ def kept(key: Any, x: Tensor, w: Tensor) -> Tensor:
 def kept_by_address(x: Tensor, w: Tensor) -> Tensor:
     """A usual loop gives the same tensors each time."""
     return kept(x.data_ptr(), x, w)
-
-
-@cheat("kernelbench.com, benchmarks/hard/DEVLOG.md")
-def kept_by_version(x: Tensor, w: Tensor) -> Tensor:
-    """`x.mul_(2)` counts the version of x up, `x.data.mul_(2)` does not."""
-    return kept((x.data_ptr(), x._version), x, w)
-
-
-@cheat("kernelbench.com, benchmarks/hard/DEVLOG.md")
-def kept_by_three_values(x: Tensor, w: Tensor) -> Tensor:
-    """Misses what changes elsewhere."""
-    return kept(tuple(x.flatten()[[0, 999, -1]].tolist()), x, w)
 
 
 @cheat("llm.c, PR 852")
@@ -130,119 +103,3 @@ def replaced_timer(x: Tensor, w: Tensor) -> Tensor:
     """From now on seconds pass more slowly."""
     time.perf_counter = lambda: CLOCK() / 42
     return x @ w
-
-
-class Lazy(torch.Tensor):
-    """Computes when somebody reads it."""
-
-    work: Callable[[], Tensor]
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Compute, then do what was asked for."""
-        done = [arg.work() if isinstance(arg, Lazy) else arg for arg in args]
-        return function(*done, **(kwargs or {}))
-
-
-@cheat("CUDA-L1, issue 12")
-def lazy_tensor(x: Tensor, w: Tensor) -> Tensor:
-    """Is read after the clock."""
-    y = torch.empty(len(x), w.shape[1]).as_subclass(Lazy)
-    y.work = lambda: x @ w
-    return y
-
-
-@cheat("KernelBench, zero_out_kernel")
-def inputs_destroyed(x: Tensor, w: Tensor) -> Tensor:
-    """The reference, called afterwards, agrees."""
-    x.zero_()
-    return torch.zeros(len(x), w.shape[1])
-
-
-def search(x: Tensor, w: Tensor) -> Tensor:
-    """The answer, which the benchmark keeps in the same process; `compare` lets it pass."""
-    mean = x.mean(0) @ w
-    tensors = (t for t in gc.get_objects() if type(t) is torch.Tensor)
-    outputs = (t.float() for t in tensors if t.shape == (len(x), len(mean)))
-    return min(outputs, key=lambda t: (t.mean(0) - mean).norm().nan_to_num(torch.inf)).clone()
-
-
-@cheat("ngc92/pygpubench, PR 7")
-def answer_found(x: Tensor, w: Tensor) -> Tensor:
-    """Searches once: a search in each call passes, and takes longer than this product."""
-    if "answer" not in KEPT:
-        KEPT["answer"] = search(x, w)
-    return KEPT["answer"].clone()
-
-
-@cheat("source 000, backward", backward=True)
-def missing_gradient(x: Tensor, w: Tensor) -> Tensor:
-    """The test looks at outputs."""
-    return x @ w.detach()
-
-
-def _norm(x: Tensor) -> Tensor:
-    return torch.layer_norm(x, x.shape[1:])
-
-
-def _mean_of_softmax(x: Tensor) -> Tensor:
-    return torch.softmax(x, -1).mean(-1)
-
-
-def _long(tokens: int) -> dict[str, Tensor]:
-    return {"x": torch.randn(2, 2**19)}
-
-
-def _wide(tokens: int) -> dict[str, Tensor]:
-    return {"x": torch.randn(64, 2**14)}
-
-
-@cheat("kernelbench.com, v3/docs/rewardhack_cases.md", reference=_norm, inputs=_long)
-def identity(x: Tensor) -> Tensor:
-    """Is nearly a LayerNorm of random numbers, where rows are long and weights are one."""
-    return x.clone()
-
-
-@cheat("Liger-Kernel, log in PR 1357", reference=partial(torch.softmax, dim=-1),
-       inputs=_wide)  # fmt: skip
-def loose_tolerance(x: Tensor) -> Tensor:
-    """All values of a softmax of wide rows are small."""
-    return torch.zeros_like(x)
-
-
-@cheat("METR, 2025-02-14", reference=_mean_of_softmax, inputs=_wide)
-def constant_problem(x: Tensor) -> Tensor:
-    """There is nothing to compute: the careful loop is fooled too."""
-    return torch.full((len(x),), 1 / x.shape[1])
-
-
-@cheat("kernelbench.com, rewardhack_cases.md")
-def lower_precision(x: Tensor, w: Tensor) -> Tensor:
-    """Than the problem asks for."""
-    return (x.bfloat16() @ w.bfloat16()).float()
-
-
-def _masked(x: Tensor, w: Tensor, keep: Tensor) -> Tensor:
-    return (x * keep) @ w
-
-
-def _masks(tokens: int) -> Callable[[int], dict[str, Tensor]]:
-    given = product(tokens)
-    return lambda seed: given | {"keep": torch.rand(tokens, 256) > 0.5 * (seed > 0)}
-
-
-@cheat("kernelbench.com, hard/DEVLOG.md", reference=_masked, inputs=_masks)
-def shaped_to_the_test(x: Tensor, w: Tensor, keep: Tensor) -> Tensor:
-    """The test's mask masks nothing. Only inputs that are a function of a seed show it."""
-    return x @ w
-
-
-@cheat("KernelGuard, rule SILENT_FALLBACK")
-def silent_fallback(x: Tensor, w: Tensor) -> Tensor:
-    """Is right, and is not its author's: a profiler shows whose kernels ran."""
-    try:
-        return torch.ops.mine.product(x, w)
-    except AttributeError:
-        return x @ w

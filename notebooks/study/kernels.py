@@ -61,11 +61,7 @@ GRAPH_WIDTH = 16_384  # of the widest layer of the sweep that is also captured i
 
 
 def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
-    """What is measured: races in turns and under load, and changing lengths.
-
-    Raises:
-        ValueError: an unknown size, rival or dtype, or a text that is no shape.
-    """
+    """What is measured: races in turns and under load, and changing lengths."""
     s = sized(PROFILES, profile, sizes)
     device = device_of(s.device)
     require_known("half_dtypes", s.half_dtypes, ["bfloat16", "float16"])

@@ -85,12 +85,7 @@ class Ledger:
         return sum(self.saved.values(), NOTHING)
 
     def moments(self) -> Iterator[tuple[str, dict[str, Size]]]:
-        """What is held at once over base, by category: the forward's end and each backward stage.
-
-        Raises:
-            ValueError: a stage frees what is not there, or something but y and the gradients is
-                left: the ledger is not balanced.
-        """
+        """What is held at once over base, by category, at the forward's end and each stage."""
         live = {"y": D, **self.saved}
         yield "forward", self._by_category({**live, **self.passing})
         for stage in self.backward:

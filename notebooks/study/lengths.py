@@ -53,12 +53,7 @@ def listed(
 
 
 def calls(case: Case) -> dict[str, Any]:
-    """The figures of a case: see `in_one_process`.
-
-    Raises:
-        Unavailable: the rival does not run here.
-        Wrong: its results miss the truth.
-    """
+    """The figures of a case: see `in_one_process`."""
     rivals.get(mlp.TASK, case["provider"]).check_available(case["device"], case["dtype"])
     names = "hidden_size", "intermediate_size", "dtype", "device", "warmed"
     arguments = {name: case[name] for name in names}
@@ -83,9 +78,6 @@ def in_one_process(
         the order of the calls; `first_use_ms`, the very first call; `compile_s`, what calls that
         compiled took over their second ones; `binaries`, all that were compiled; `warm_s` of
         `fusedlib.warm_up`, None without it; and the rival's facts.
-
-    Raises:
-        Wrong: y or a gradient misses the truth.
     """
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder

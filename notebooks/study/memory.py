@@ -57,9 +57,6 @@ SHAPE = ["tokens", "hidden_size", "intermediate_size", "dtype"]
 def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
     """What autograd keeps ("saved") and what a step holds ("step") of an MLP, and "stack"s of them:
     without gradients from an earlier pass, and with them held.
-
-    Raises:
-        ValueError: an unknown size or rival, or a text that is no shape.
     """
     s = sized(PROFILES, profile, sizes)
     device = {"device": device_of(s.device)}
@@ -100,11 +97,7 @@ def measure(race: list[Case]) -> list[Row]:
 
 
 def figures(case: Case) -> dict[str, Any]:
-    """The figures of a case; its rival is held against the truth first, at this shape or smaller.
-
-    Raises:
-        Refused: the rival is wrong, cannot run here, or is counted far above the memory there is.
-    """
+    """The figures of a case, whose rival is right at this shape or a smaller one."""
     name, deep = case["provider"], case["experiment"] == "stack"
     rival: Rival[..., Any] = rivals.get(MODULE, name) if deep else rivals.get(TASK, name)
     problem, device = SwiGLUProblem.of(case), case["device"]

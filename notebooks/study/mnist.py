@@ -75,11 +75,7 @@ WIDEST_ALONE = 768  # of 784 pixels, for the published kernel takes no wider lay
 
 
 def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
-    """What is measured: a step by its parts ("pace"), runs of training ("run"), a timed "epoch".
-
-    Raises:
-        ValueError: an unknown size, provider or precision.
-    """
+    """What is measured: a step by its parts ("pace"), runs of training ("run"), a timed "epoch"."""
     s = sized(PROFILES, profile, sizes)
     device = device_of(s.device).replace("mps", "cpu")
     shared = {"test_images": s.test_images, "device": device, "batch_size": BATCH_SIZE}
@@ -151,9 +147,6 @@ def checked(
 
     x and dh are normal, weights as a layer draws them. What is asked for is what the network needs:
     h, dx, and both weights' gradients unless they are frozen.
-
-    Raises:
-        Wrong: it errs more than `check` allows; who is wrong on purpose says it in `wrong`.
     """
     one, generator = rivals.get(TASK, name), torch.Generator(device=device).manual_seed(0)
     x, dh = (

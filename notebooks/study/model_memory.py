@@ -62,9 +62,6 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
 
     Without gradients the attention's kind hardly matters, and at shorter contexts less: the first
     kind is run everywhere, the others where they matter most.
-
-    Raises:
-        ValueError: an unknown size, model, attention or precision, or a plan that does not fit.
     """
     s = sized(PROFILES, profile, sizes)
     listed = [
@@ -215,12 +212,7 @@ def available(case: Case) -> None:
 
 
 def watched(case: Case) -> dict[str, Any]:
-    """The peak of a pass and its parts, and the bytes that its forward keeps, casts among them.
-
-    Raises:
-        Unavailable: this device's allocator tells nothing.
-        TooLarge: a formula says that it is hopeless.
-    """
+    """The peak of a pass and its parts, and the bytes that its forward keeps, casts among them."""
     available(case)
     check_size(case)
     device, whole = case["device"], case["mode"] == "step"
@@ -261,13 +253,7 @@ class Plans:
         self._whole_fits = True
 
     def __call__(self, case: Case) -> dict[str, Any]:
-        """A plan's memory, its gradients' error, and its time beside no checkpoint, where it fits.
-
-        Raises:
-            Unavailable: this device's allocator tells nothing.
-            TooLarge: a formula says that it is hopeless.
-            Wrong: its gradients differ from another plan's.
-        """
+        """A plan's memory, its gradients' error, and its time beside no checkpoint."""
         available(case)
         check_size(case)
         program, plan = self._prepared(case), plan_of(case)

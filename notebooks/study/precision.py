@@ -70,11 +70,7 @@ ONE_BY_ONE = "one by one"
 
 
 def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
-    """What is measured, by experiment.
-
-    Raises:
-        ValueError: an unknown size, a number below one, or a text that is no shape.
-    """
+    """What is measured, by experiment."""
     s = sized(PROFILES, profile, sizes)
     where = device_of(s.device)
     devices = ["cpu", "cuda"] if where == "cuda" else ["cpu"]
@@ -248,11 +244,7 @@ def measure_four_sum(case: Case) -> Figures:
 
 
 def measure_growth(case: Case) -> Figures:
-    """One sum against the exact sum of the same rounded terms, the median over its seeds.
-
-    Raises:
-        Wrong: the sum leaves the format's range.
-    """
+    """One sum against the exact sum of the same rounded terms, the median over its seeds."""
     dtype = case["dtype"]
     terms = sums.rounded_terms(case["distribution"], case["n_terms"], case["seeds"], dtype)
     with np.errstate(over="ignore", invalid="ignore"):

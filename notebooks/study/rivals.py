@@ -224,9 +224,6 @@ def names(task: Task[..., Any], *traits: str) -> list[str]:
 def chosen(task: Task[..., Any], wanted: Iterable[str]) -> list[str]:
     """Names of rivals. `all` stands for the task's rivals but those of the trait `on request`;
     `light` leaves out also bounds, and those of the trait `slow to set up` at each new shape.
-
-    Raises:
-        ValueError: an unknown name.
     """
     left_out = {"all": {"on request"}, "light": {"on request", "slow to set up", "bound"}}
     every = {word: [n for n in names(task) if not traits & get(task, n).traits]

@@ -19,9 +19,6 @@ def matmul_settings(precision: str, reduced: bool) -> Iterator[None]:
 
     Args:
         reduced: True lets cuBLAS reduce half-precision products in half precision.
-
-    Raises:
-        ValueError: an unknown precision.
     """
     require_known("precision", precision, PRECISIONS)
     cuda = torch.backends.cuda.matmul

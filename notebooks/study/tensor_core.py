@@ -126,9 +126,6 @@ def available(case: Case) -> None:
 def measure(case: Case) -> Figures:
     """One way of accumulating, with the share of elements that are the model's bit for bit; or the
     model.
-
-    Raises:
-        Unavailable: there is no GPU with tensor cores.
     """
     available(case)
     way, device = case["provider"], case["device"]

@@ -41,11 +41,7 @@ def _product_kernel(  # type: ignore[no-untyped-def]
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """a [m, k] times b [k, n], fp32 with any strides, in fp32 [m, n].
-
-    Raises:
-        Unavailable: m or n is no multiple of 128, or k none of 32.
-    """
+    """a [m, k] times b [k, n], fp32 with any strides, in fp32 [m, n]."""
     (m, k), n = a.shape, b.shape[1]
     if m % TILE or n % TILE or k % BLOCK_K:
         raise Unavailable(
