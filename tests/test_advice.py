@@ -130,9 +130,9 @@ def test_a_line_that_a_card_lacks_has_a_dash():
 def test_times_and_counts_of_single_cases_and_older_code_are_the_rows_own():
     cells = advice.factors().set_index(["have", "machine", "who"])
     token = load("compilers").query("work == 'inference'")
-    graphs = token.query("provider == 'inductor-graphs'")["call_ms"].item()
+    searched = token.query("provider == 'inductor-graphs-searched'")["call_ms"].item()
     one = cells.loc[("a Llama, one token at a time", "H200", "this setting")]
-    assert one["absolute"] == f"{graphs:.2f} ms" and not one["old"]
+    assert one["absolute"] == f"{searched:.2f} ms" and not one["old"]
     assert one["factor"] < 5.5, "not beside the slowest of the baselines"
     fit = load("llama").query("experiment == 'limit' and grows == 'batch' and machine == 'H100'")
     fit = fit.set_index("provider")["largest"]
@@ -152,9 +152,6 @@ def test_what_the_lines_say_of_turns_memory_and_checkpoints_is_so():
     times = ratio(load("model_memory").query(advice.CHECKPOINT), over="none 0")
     times = 1 / times.query("provider == 'segments 1'")["ratio"]
     assert len(times) == 2 and times.between(1.28, 1.36).all(), "a third more time"
-    nested = ratio(load("model_memory").query(advice.CHECKPOINT), over="none 0")
-    nested = 1 / nested.query("provider.str.startswith('nested')")["ratio"]
-    assert nested.between(1.5, 1.6).all() and len(nested), "nested over a half"
     weights = load("end_to_end").query("experiment == 'optimizer' and model == '2.7b'")
     assert weights["weights_mib"].between(12_990, 13_000).all(), "fp32"
 
@@ -168,9 +165,6 @@ def test_what_the_lines_say_of_who_is_missing_is_so():
     assert len(searched), "with its search QuACK is another provider"
     tokens = load("compilers").query("experiment == 'generation' and provider == 'huggingface'")
     assert tokens["call_ms"].max() > 1.25 * tokens["call_ms"].median(), "a slow host in a session"
-    seconds = load("compilers").query("work == 'inference'").set_index("provider")["compiling_s"]
-    times = seconds["inductor-graphs-searched"] / seconds["inductor-graphs"]
-    assert 3.5 < times < 4.5, "a search compiles four times as long"
 
 
 @each_setting

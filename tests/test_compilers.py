@@ -219,7 +219,7 @@ def test_a_dynamic_training_is_stopped_and_its_row_says_when(arm):
         return slow
 
     arm(compile_)
-    (case,) = cases("changing", ["test arm"], iterations=40, changing_limit_s=0.7)
+    (case,) = cases("changing", ["test arm"], iterations=40, limit_s=0.7)
     actual = compiled_llama.changing(case)
     assert actual["n"] < 40 and actual["total_s"] is None
     assert actual["lengths"] == compiled_llama.lengths(case)[: actual["n"]]

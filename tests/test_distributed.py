@@ -13,7 +13,6 @@ from fusedlib.bench.attempt import Unavailable
 from outcomes import outcome
 from processes import wait_for
 from study import distributed, paths
-from study.distributed import engines, job
 from study.trace import Piece
 
 SMALL = {
@@ -34,12 +33,12 @@ def a_case(strategy="fsdp2-2", provider="fused", processes=2, **more):
 def test_what_differs_from_one_process_is_wrong(name):
     true = {"reference_losses": [8.0, 7.9], "reference_gradient_norm": 2.0}
     case = a_case(dtype="bfloat16")
-    assert job.compared(case, true, [8.001, 7.9, 1.0], 2.01) == []
+    assert distributed.compared(case, true, [8.001, 7.9, 1.0], 2.01) == []
     losses = [8.0, 7.8] if name == "loss" else [8.0, 7.9]
     norm = 2.0 if name == "loss" else 2.2
-    (wrong,) = job.compared(case, true, losses, norm)
+    (wrong,) = distributed.compared(case, true, losses, norm)
     assert f"the {name} differs" in wrong
-    (late,) = job.compared(case, true, [8.0, 7.9, 7.8, float("nan")], 2.0)
+    (late,) = distributed.compared(case, true, [8.0, 7.9, 7.8, float("nan")], 2.0)
     assert "by nan" in late
 
 
@@ -68,8 +67,8 @@ def test_hidden_communication_is_what_runs_beside_computing():
         piece("ncclDevKernel_AllGather", 0, 4000), piece("ncclDevKernel_Reduce", 3000, 6000),
         piece("gemm", 1000, 2000), piece("gemm", 1500, 3500), piece("silu", 7000, 8000),
     ]  # fmt: skip
-    assert job.hidden(pieces) == 2.5 / 6
-    assert job.hidden([piece("gemm", 0, 5)]) is None
+    assert distributed.hidden(pieces) == 2.5 / 6
+    assert distributed.hidden([piece("gemm", 0, 5)]) is None
 
 
 # --- real jobs -----------------------------------------------------------------------------------
@@ -86,7 +85,7 @@ def training(strategy, optimizer):
 )
 def test_two_processes_train_as_one_does(strategy, optimizer):
     case = training(strategy, optimizer)
-    if engines.is_deepspeed(case) and find_spec("deepspeed") is None:
+    if distributed.is_deepspeed(case) and find_spec("deepspeed") is None:
         pytest.skip("DeepSpeed is not installed: pip install '.[llama]'")
     figures, status, reason = outcome(distributed.measure, case)
     assert (status, reason) == ("ok", None)

@@ -7,7 +7,7 @@ from torch import nn
 
 from fusedlib.ops.matmul import function as projection
 from fusedlib.patch import apply
-from study import end_to_end, mlp, model_race, rivals, step_clock
+from study import end_to_end, mlp, rivals, step_clock
 from study.models import flops, transformer
 from study.models.transformer import SwiGLU, Transformer
 from study.race import free
@@ -79,7 +79,7 @@ def test_rivals_share_weights_and_take_turns(entrants):
 def test_what_one_rival_trains_all_have(entrants):
     entrants("mlp", fused=mlp.FusedMLP)
     eager, packed = end_to_end.races(TINY, "mlp", ["nano"], [8], ["fp32"])
-    shared = model_race.Setup(eager)
+    shared = end_to_end.Setup(eager)
     turns = [shared.check(case).turn(case) for case in (eager, packed)]
     own = shared.own[0].gate_proj.weight
     for turn in turns:
@@ -94,7 +94,7 @@ def test_what_one_rival_trains_all_have(entrants):
 
 def test_linear_computes_every_projection_of_the_same_weights(monkeypatch):
     model = Transformer(transformer.config("nano"))
-    ours = model_race.by_linear(model)
+    ours = end_to_end.by_linear(model)
     linear = [m for m in ours.modules() if isinstance(m, nn.Linear)]
     assert linear and all(isinstance(m, apply.FusedLinear) for m in linear)
     assert not any(isinstance(m, apply.FusedLinear) for m in model.modules())

@@ -5,7 +5,7 @@ import torch
 
 from fusedlib.bench.attempt import Unavailable
 from outcomes import outcome
-from study import end_to_end, model_race, rivals
+from study import end_to_end, rivals
 from study.race import free
 from study.trainer import WEIGHTS
 
@@ -43,11 +43,11 @@ def test_a_case_out_of_memory_leaves_the_process_able_to_measure_the_next():
 def test_every_mlp_is_right_in_a_model(name, precision):
     [case] = end_to_end.races(SHORT, "mlp", ["small"], [128], [precision], [name])
     try:
-        model_race.require_available(case)
+        end_to_end.available(case)
     except Unavailable as refusal:
         pytest.skip(str(refusal))
-    with model_race.cold_compiler(case):
-        assert model_race.checked(case)["gradients_error"] < 0.1
+    with end_to_end.cold_compiler(case):
+        assert end_to_end.checked(case)["gradients_error"] < 0.1
 
 
 def test_compiled_models_are_right_compile_once_and_are_freed():

@@ -123,16 +123,7 @@ def beside(code: Path, monkeypatch) -> None:
     foreign_repository(code)
 
 
-def named_by_a_variable(code: Path, monkeypatch) -> None:
-    """As in a hook of another repository, which git tells its commands about."""
-    theirs = code.parent / "theirs"
-    theirs.mkdir()
-    foreign_repository(theirs)
-    monkeypatch.setenv("GIT_DIR", str(theirs / ".git"))
-    monkeypatch.setenv("GIT_WORK_TREE", str(theirs))
-
-
-FOREIGN = [below, below_with_a_broken_git, beside, named_by_a_variable]
+FOREIGN = [below, below_with_a_broken_git, beside]
 
 
 @pytest.mark.parametrize("foreign", FOREIGN)
@@ -145,18 +136,6 @@ def test_another_repository_s_commit_is_not_this_code_s_and_a_packed_one_is(
     packed = {"commit": "1" * 40, "files": provenance.files()}
     (code / provenance.PACKED).write_text(json.dumps(packed))
     assert provenance.commit() == ("1" * 40, False)
-
-
-@pytest.mark.parametrize("name", ["GIT_DIR", "GIT_INDEX_FILE"])
-def test_a_clone_is_asked_for_its_own_commit_in_another_repository_s_hook(
-    cloned, monkeypatch, tmp_path_factory, name
-):
-    theirs = tmp_path_factory.mktemp("theirs")
-    foreign_repository(theirs)
-    inside = {"GIT_DIR": "", "GIT_INDEX_FILE": "index"}[name]
-    head = git("rev-parse", "HEAD", at=cloned).strip()
-    monkeypatch.setenv(name, str(theirs / ".git" / inside))
-    assert provenance.commit() == (head, False)
 
 
 def test_a_working_tree_beside_its_repository_has_its_commit(cloned, monkeypatch, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from fusedlib import reference
 from fusedlib.bench.attempt import Unavailable
-from study import end_to_end, kernels, memory, mlp, model_race, rivals
+from study import end_to_end, kernels, memory, mlp, rivals
 from study.race import free
 
 MACHINE = "nvidia-h200"
@@ -57,7 +57,7 @@ def test_one_function_is_a_rival_in_every_study_that_races_its_operation(monkeyp
     for case in held:
         if case["provider"] == "swift":
             assert memory.figures(case)["y_error"] < 1e-6
-    for setup, cases in ((mlp.Setup, alone), (model_race.Setup, whole)):
+    for setup, cases in ((mlp.Setup, alone), (end_to_end.Setup, whole)):
         case = next(case for case in cases if case["provider"] == "swift")
         assert setup(case).check(case).figures["settings"] == "Faster than light"
 

@@ -19,7 +19,7 @@ from study.rows import load, ratio
 
 REGISTERING = (
     "study.mlp", "study.causal", "study.calls", "study.compiled_llama",
-    "study.model_race", "study.patched", "study.llama.operations", "study.mnist",
+    "study.end_to_end", "study.patched", "study.llama.operations", "study.mnist",
 )  # fmt: skip
 HOMES = ("study.",)
 FIELDS = {"machine": "H200", "direction": "forward", "status": "ok", "profile": "full"}

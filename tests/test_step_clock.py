@@ -96,16 +96,14 @@ def test_a_turn_is_the_same_step_as_a_measured_one(simulated):
     clocked.model = torch.nn.Linear(2, 2)
     clocked.model.weight.grad = torch.ones(2, 2)
     prepared = []
-    turn = step_clock.turn(clocked, lambda: prepared.append(clocked.issued))
+    turn = step_clock.turn(clocked, lambda: prepared.append(clocked.issued), steps=3)
     assert isinstance(turn, Turn)
     for _ in range(3):
         turn.reset()
         turn.prepare(1)
         actual = turn.run()
     assert clocked.model.weight.grad is None
-    assert prepared == [0, 1, 2 + step_clock.TURN], (
-        "one step, then turns of several and their first"
-    )
+    assert prepared == [0, 1, 2 + 3], "one step, then turns of several and their first"
     assert actual["total"] == actual["step"] == pytest.approx(30.0)
     assert actual["forward"] == pytest.approx(9.0)
     assert turn.figures == {"issue_ms": pytest.approx(1.0)}
@@ -122,7 +120,7 @@ def test_who_keeps_the_other_waiting_sets_the_pace(kernels_ms, step_ms, setter):
 
 
 def test_on_a_cpu_it_times_real_steps(one_thread):
-    trainer = transformer_trainer.Trainer("nano", "step", "cpu", "float32", 2, 16, "plain")
+    trainer = transformer_trainer.Trainer("nano", "step", "cpu", "fp32", 2, 16, "plain")
     row = step_clock.measure(trainer, seconds=0.0, steps=2)
     sections = [row[f"{name}_median_ms"] for name in PARTS]
     assert min(sections) > 0
@@ -136,7 +134,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 @needs_cuda
 def test_a_tiny_model_on_a_card_waits_for_its_host():
-    trainer = transformer_trainer.Trainer("nano", "step", "cuda", "float32", 1, 16, "plain")
+    trainer = transformer_trainer.Trainer("nano", "step", "cuda", "fp32", 1, 16, "plain")
     row = step_clock.measure(trainer, **LIMITS)
     assert row["issue_ms"] > 0.9 * row["step_median_ms"]
     sections = sum(row[f"{name}_median_ms"] for name in PARTS)
@@ -145,7 +143,7 @@ def test_a_tiny_model_on_a_card_waits_for_its_host():
 
 @needs_cuda
 def test_peaks_before_the_optimizer_are_below_those_of_the_step():
-    trainer = transformer_trainer.Trainer("nano", "step", "cuda", "float32", 2, 16, "plain")
+    trainer = transformer_trainer.Trainer("nano", "step", "cuda", "fp32", 2, 16, "plain")
     trainer.step()
     actual = step_clock.peaks(trainer)
     assert 0 < actual["held_mib"] < actual["both_peak_mib"] <= actual["peak_mib"]

@@ -7,7 +7,7 @@ from study import first_step
 from study import trainer as transformer_trainer
 
 PROBLEM = {
-    "device": "cpu", "dtype": "float32", "batch_size": 2, "context_length": 16,
+    "device": "cpu", "precision": "fp32", "batch_size": 2, "context_length": 16,
     "attention": "plain",
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ from study.warmup import after_warmup, derive, from_tables
 SERIES = [32.0, 4.0, *[2.0] * 18]
 LINE = {"experiment": "steps", "direction": "forward+backward", "isolation": "fresh"}
 PROBLEM = {
-    "device": "cpu", "dtype": "float32", "batch_size": 2, "context_length": 16,
+    "device": "cpu", "precision": "fp32", "batch_size": 2, "context_length": 16,
     "attention": "plain",
 }  # fmt: skip
 

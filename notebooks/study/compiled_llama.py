@@ -1,8 +1,7 @@
 """Who computes a Llama's forward pass, token or training step, and how each is checked and timed.
 
-A provider of the task "compiler" says whose operations run, transformers' or fusedlib's, and what
-compiles them. Before its turns it is compiled from an empty cache, called until it compiles no
-more, and held against the same weights in fp32 at full size.
+Before its turns a provider is compiled from an empty cache, called until it compiles no more, and
+held against the same weights in fp32 at full size.
 """
 
 import copy
@@ -119,9 +118,6 @@ _inductor(
     "graphs", "on request",
 )  # fmt: skip
 _inductor(
-    "inductor-dynamic", "the whole, mode default, dynamic=True", _whole(dynamic=True), "on request"
-)
-_inductor(
     "inductor-causal", "the whole, mode default, attention by the flag is_causal", _causal,
     "on request",
 )  # fmt: skip
@@ -204,12 +200,7 @@ class Setup:
         return self.twin if arm.fused and self.twin is not None else self.plain
 
     def check(self, case: Case) -> Checked:
-        """Compile an arm, see that it has settled, and hold it against the truth.
-
-        Raises:
-            Unavailable: it is not ready in time.
-            Wrong: its results miss.
-        """
+        """Compile an arm, see that it has settled, and hold it against the truth."""
         one = rivals.get(TASK, case["provider"])
         within: AbstractContextManager[Any] = nullcontext()
         if "compiles" in one.traits:
@@ -235,11 +226,7 @@ class Setup:
         raise NotImplementedError
 
     def error_figures(self, results: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The largest relative error, as a figure.
-
-        Raises:
-            Wrong: the rule of `check` rejects one of the results.
-        """
+        """The largest relative error, as a figure."""
         errors = check.errors(results, self.true)
         figures = {"error": max(e.norm for e in errors.values())}
         dtype = getattr(torch, self.case["dtype"])
@@ -375,11 +362,7 @@ class Decoding(Setup):
         return figures, turn
 
     def sampler(self, timed: Case, arm: Arm) -> Call:
-        """The case's sampler, compiled in a generation.
-
-        Raises:
-            Wrong: what it draws is not distributed so.
-        """
+        """The case's sampler, compiled in a generation."""
         sample, device = SAMPLERS[timed["sampler"]], timed["device"]
         width, dtype = self.true["logits"].shape[-1], getattr(torch, timed["dtype"])
         with empty_compile_cache(device), torch.no_grad():
@@ -439,16 +422,11 @@ class Training(Setup):
 
 
 def taken(program: Any, held_mib: float, keeps: bool) -> dict[str, float]:
-    """MiB of a training's step that has run before, by what they are for.
+    """MiB at the peak of a training's step that has run before, and of the optimizer's temporaries.
 
-    `peak_mib` is that of the whole step: weights and the optimizer's state lie there throughout;
-    over them are first the peak of forward and backward, gradients with it, then gradients and the
-    optimizer's temporaries.
-
-    Args:
-        program: with an optimizer.
-        held_mib: the peak of forward and backward over weights, without gradients before.
-        keeps: whether that memory is a CUDA graph's, which has it during the update too.
+    Weights and the optimizer's state lie there throughout; over them are first the peak of forward
+    and backward, `held_mib` with gradients, then gradients and the temporaries; a CUDA graph
+    `keeps` its memory during the update too.
     """
     program.issue()
     optimizer = program.optimizer
@@ -474,15 +452,8 @@ def lengths(case: Case) -> list[int]:
 
 
 def changing(case: Case) -> dict[str, Any]:
-    """Steps of a training from its very first one, each with a length of its own.
-
-    Returns:
-        Wall times of the steps, their `lengths` and sum (`total_s`, None where it was stopped) and
-        the graphs compiled. The first one makes no update, so that its gradients can be compared.
-
-    Raises:
-        Unavailable: not even the first step was done in time.
-        Wrong: its results miss.
+    """Steps of a training from its very first one, each with a length of its own. The first one
+    makes no update, so that its gradients can be compared.
     """
     available(case)
     torch.compiler.reset()

@@ -3,9 +3,8 @@
 `experiment` says what is timed: a "forward" pass of a batch without gradients; a token at a time
 with a static cache, whose sampler stays eager ("inference") or is compiled as the model is
 ("generation"); a "training" step; or as "dynamic" the same from the first step on, every step
-another length. A compiler takes turns with Hugging Face's eager model in a race of its own, which
-`against` names, so that a run that is stopped keeps the compilers that were done. "distributed"
-trains on several GPUs.
+another length; "distributed" trains on several GPUs. A compiler takes turns with Hugging Face's
+eager model in a race of its own, which `against` names.
 """
 
 from collections.abc import Mapping
@@ -28,17 +27,14 @@ QUICK: dict[str, Any] = {
     "generation": ["fused"],  # a token, the sampler compiled too
     "training": ["fused"],  # a training step
     "changing": ["huggingface", "fused"],  # a training whose steps differ in length
-    "several": [],  # a training on `processes` GPUs; implementations of the topic llama
+    "several": [],  # a training on one and on two GPUs; implementations of the topic llama
     "model": "two small layers",  # of forward passes and tokens
     "trained": "two small layers",  # of trainings
     "batch_size": 2,  # sequences of a forward pass; of trainings it is 2
     "context_length": 32,  # tokens a sequence; where lengths change, the most
     "generated": 20,  # tokens of a sequence that is generated
     "iterations": 6,  # steps of a training
-    "limit_s": 120.0,  # who has not compiled by then is stopped
-    "changing_limit_s": 120.0,  # the same, for all steps of changing lengths
-    "strategies": ["fsdp2-2", "fsdp2-3"],  # how processes share a model
-    "processes": [1, 2],  # one GPU each
+    "limit_s": 120.0,  # who has not compiled by then, or made all steps of changing lengths, ends
     "gemm_size": 256,  # rows and columns of the product that is a ceiling
     "copy_mib": 32,  # size of the copy that is a ceiling
 }
@@ -51,7 +47,7 @@ FULL: dict[str, Any] = QUICK | {
     "changing": ["huggingface", "fused", "inductor-layers", "fused-inductor-layers", "inductor"],
     "several": ["huggingface", "inductor-layers", "fused", "fused-inductor-layers"],
     "model": "Llama-2-7B", "trained": "open_llama_3b", "batch_size": 10, "context_length": 2048,
-    "generated": 200, "iterations": 45, "limit_s": 200.0, "changing_limit_s": 200.0,
+    "generated": 200, "iterations": 45, "limit_s": 200.0,
     "gemm_size": 8192, "copy_mib": 2048,
 }  # fmt: skip
 PROFILES = {"quick": QUICK, "full": FULL}
@@ -68,9 +64,6 @@ STEPS = 45
 def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
     """What is measured: ceilings, each compiler in a race of its own, trainings of another length
     in every step, and on several GPUs.
-
-    Raises:
-        ValueError: an unknown size, implementation, model or strategy, or a number too small.
     """
     s = sized(PROFILES, profile, sizes)
     require_known("model", [s.model, s.trained], patched.CONFIGS)
@@ -101,7 +94,6 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
             listed += _beside(name, {"experiment": experiment, "sampler": sampler, **token})
     listed += [c for name in rivals.chosen(TASK, s.training) for c in _beside(name, training)]
     changing = {"experiment": "dynamic", **step, "steps": s.iterations}
-    changing["limit_s"] = s.changing_limit_s
     listed += [{**changing, "provider": name} for name in rivals.chosen(TASK, s.changing)]
     return listed + _several(s, device)
 
@@ -113,16 +105,13 @@ def _beside(name: str, case: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _several(s: Any, device: str) -> list[dict[str, Any]]:
-    """One process under the first strategy, with which all others are compared; then these."""
-    alone, others = s.processes[:1], s.processes[1:]
-    listed = [
-        case for strategies, processes in ((s.strategies[:1], alone), (s.strategies, others))
-        for case in distributed.cases(
-            strategies, s.several, model=s.trained, processes=processes, batch_sizes=[2],
-            device=device, context_length=s.context_length, steps=s.iterations,
-        )
-    ]  # fmt: skip
-    return [{n: v for n, v in case.items() if n != "warmup_steps"} for case in listed]
+    """One process under the first strategy, with which all others are compared; then two."""
+    there: dict[str, Any] = {
+        "model": s.trained, "batch_sizes": [2], "device": device,
+        "context_length": s.context_length, "steps": s.iterations,
+    }  # fmt: skip
+    alone = distributed.cases(["fsdp2-2"], s.several, processes=[1], **there)
+    return alone + distributed.cases(["fsdp2-2", "fsdp2-3"], s.several, processes=[2], **there)
 
 
 def measure(race: list[Case]) -> list[Row]:
@@ -133,15 +122,11 @@ def measure(race: list[Case]) -> list[Row]:
     if kind == "dynamic":
         return each(race, compiled_llama.changing)
     if kind == "distributed":
-        return each(race, lambda case: distributed.measure(_warmed(case)))
+        return each(race, distributed.measure)
     return timed(
         race, lambda case: SETUPS[case["subject"]](case), same=SAME, available=available,
         work=_tokens, rounds=int(race[0]["repetitions"]), warmup=1, bursts=False,
     )  # fmt: skip
-
-
-def _warmed(case: Case) -> dict[str, Any]:
-    return {**case, "warmup_steps": max(1, case["steps"] // 9)}
 
 
 def _tokens(case: Case) -> dict[str, Any]:
@@ -153,7 +138,7 @@ def _tokens(case: Case) -> dict[str, Any]:
 def available(case: Case) -> None:
     """Raise `Unavailable` for what cannot run here."""
     if case["experiment"] == "distributed":
-        distributed.require_available(_warmed(case))
+        distributed.require_available(case)
     elif case["experiment"] != "ceiling":
         compiled_llama.available(case)
 
@@ -248,8 +233,7 @@ def by_iteration(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def from_tables(published: pd.DataFrame) -> pd.DataFrame:
-    """Lit-GPT's tables, as `press.show.published` has them, in the columns of the rows, and
-    `ratio` over eager PyTorch.
+    """Lit-GPT's tables, as `press.show.published` has them, in the columns of the rows.
 
     Inductor had CUDA graphs for tokens and on one GPU with equal lengths. On two GPUs it compiled
     the whole model; layer by layer is what was measured.
@@ -265,16 +249,13 @@ def from_tables(published: pd.DataFrame) -> pd.DataFrame:
     plain = {"forward": "inductor", "dynamic": "inductor"}
     inductor = work.map(plain).fillna("inductor-graphs").mask(stage.notna(), "inductor-layers")
     names = {"eager": BASELINE, "thunder": "thunder"}
-    rows = published.assign(
+    return published.assign(
         machine="published", set="published", profile="published", apart=False, status="ok",
         race=[f"published {n}" for n in range(len(published))], session=None, work=work,
         provider=published["method"].map(names).fillna(inductor),
         published_as=published["time_s"].fillna(published["tokens_per_s"]),
         peak_gib=published["memory_gb"] * 1e9 / 2**30,
     )  # fmt: skip
-    speed = rows["tokens_per_s"].fillna(1 / rows["time_s"])
-    eager = speed.where(rows["provider"] == BASELINE).groupby(work).transform("max")
-    return rows.assign(ratio=(speed / eager).where(rows["provider"] != BASELINE))
 
 
 def beside_tables(rows: pd.DataFrame, source: pd.DataFrame) -> pd.DataFrame:

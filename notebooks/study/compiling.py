@@ -70,19 +70,12 @@ def call_until_compiled(
 ) -> dict[str, Any]:
     """Call at least so often, and until nothing compiles any more.
 
-    Returns:
-        `compile_s`, the wall time of all calls over that of as many of the fastest; `graphs` of
-        Dynamo; on CUDA `held_mib`, the peak of what is allocated in all calls but the first over
-        what lay there before and still does.
-
-    `held_mib` counts activations, gradients, results, and the workspaces of cuBLAS that the call
-    needs. Of a CUDA graph it counts what its pool hands out while it is recorded, in the second
-    call: the pool keeps that, but a replay allocates nothing. cuBLAS keeps a workspace (32 MiB on
-    an H100) for each thread and stream that ever called it, and torch's CUDA graphs free them all
-    before they record; so those of former calls are freed here first, for every arm alike.
-
-    Raises:
-        Unavailable: it goes on compiling.
+    Gives `compile_s`, the wall time of all calls over that of as many of the fastest; Dynamo's
+    `graphs`; on CUDA `held_mib`, the peak of what is allocated in all calls but the first over what
+    lay there before and still does. Of a CUDA graph it counts what its pool hands out while it is
+    recorded, in the second call. cuBLAS keeps a workspace for each thread and stream that ever
+    called it, and torch's CUDA graphs free them all before they record; so those of former calls
+    are freed here first, for every arm alike.
     """
     from torch._dynamo.utils import counters
 

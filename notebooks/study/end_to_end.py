@@ -1,31 +1,43 @@
 """Whole training steps of a Transformer, by size, context, precision, compilation, MLP and AdamW.
 
-A "step" runs alone; a "profile" is one more step under torch's profiler. Steps of one model take
-turns by their MLP ("mlp", under load "sustained") or by how the model runs ("model"): see
-`study.model_race`. "optimizer" is AdamW alone, "ceiling" is what a card reaches.
+A "step" runs alone; a "profile" is one more step under torch's profiler. "optimizer" is AdamW
+alone, "ceiling" is what a card reaches. Steps of one model, with one set of weights, take turns by
+each block's MLP ("mlp", under load "sustained") or by how the model runs ("model"). Who takes part
+is checked in a model of the case's widths and tokens with `LAYERS` blocks, after its compilation
+was timed: logits and the gradient of every parameter against float64.
 """
 
-from collections.abc import Sequence
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import torch
+from torch import Tensor, nn
 from torch.autograd import DeviceType
 
-from fusedlib.bench import timing
+from fusedlib.bench import check, timing
 from fusedlib.bench.arguments import require_known, require_least
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.statistics import summarize
-from study import allocator, model_race, rivals, roofline, step_clock
+from fusedlib.bench.turns import Checked
+from fusedlib.ops import fused_class
+from fusedlib.patch import apply
+from study import allocator, rivals, roofline, step_clock
 from study.cases import Case, Row, device_of, grid
-from study.model_race import RACES, require_available, work
+from study.compiling import call_until_compiled, empty_compile_cache
+from study.mlp import MODULE
 from study.models import flops, transformer
-from study.models.transformer import Transformer, config
+from study.models.transformer import SwiGLU, Transformer, config, loss, sharing_copy
 from study.profiler import profiling
 from study.race import each, free, loaded, timed
+from study.rivals import Task, rival
 from study.run import sized
 from study.settings import matmul_settings
-from study.trainer import WEIGHTS, Trainer, adamw, require_possible, shape_of
+from study.trainer import WEIGHTS, Trainer, adamw, autocast_bf16, require_possible, shape_of
 
 QUICK: dict[str, Any] = {
     "device": "auto",  # cuda, mps, cpu, or auto for the best there is
@@ -53,9 +65,14 @@ FULL: dict[str, Any] = QUICK | {
 }  # fmt: skip
 PROFILES = {"quick": QUICK, "full": FULL}
 AUTOCAST, DTYPES = ["fp32", "bf16 autocast"], ["float32", "bfloat16"]
+Call = Callable[..., Any]
+COMPILE = Task[[Transformer], Call]("compile")
+RACES: dict[str, Task[..., Any]] = {"mlp": MODULE, "sustained": MODULE, "model": COMPILE}
+"""Who competes, by experiment: in the MLP's place, or in how the model runs."""
+LAYERS = 2
 OPTIMIZERS = ("for-loop", "foreach", "fused")
 CAST = "aten::_to_copy"
-# A step on its own, after one that gives the host the head start which it has in a loop.
+# Of a turn or on its own, after one that gives the host the head start which it has in a loop.
 STEPS = 1
 # AdamW reads weight, gradient and both moments, writes weight and moments.
 PASSES = 7
@@ -64,9 +81,6 @@ PASSES = 7
 def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
     """Steps alone, ceilings and optimizers; steps in turns; under load; under the profiler last,
     for what it leaves behind could slow a step.
-
-    Raises:
-        ValueError: an unknown size, model, precision or provider, or no context.
     """
     s = sized(PROFILES, profile, sizes)
     if not s.contexts:
@@ -149,12 +163,13 @@ def optimizers(shared: Case, models: Sequence[str]) -> list[dict[str, Any]]:
 
 def available(case: Case) -> None:
     """Raise `Refused` for what cannot run here, or is counted far above the memory there is."""
-    if case["experiment"] in RACES:
-        require_available(case)
-    else:
-        require_possible(case)
-    if case["experiment"] == "profile" and not case["device"].startswith("cuda"):
-        raise Unavailable("kernels run on a CUDA GPU")
+    require_possible(case)
+    experiment = case["experiment"]
+    if experiment in RACES:
+        one = rivals.get(RACES[experiment], case["provider"])
+        one.check_available(case["device"], WEIGHTS[case["precision"]])
+    if experiment in ("sustained", "profile") and not case["device"].startswith("cuda"):
+        raise Unavailable("sustained and profiled runs need a CUDA GPU")
 
 
 def measure(race: list[Case]) -> list[Row]:
@@ -166,22 +181,16 @@ def measure(race: list[Case]) -> list[Row]:
     how: dict[str, Any] = {
         "same": ("experiment", "model", "context_length", "precision", "attention", "device",
                  "batch_size"),
-        "available": require_available, "settings": model_race.cold_compiler, "work": work,
+        "available": available, "settings": cold_compiler, "work": work,
     }  # fmt: skip
     if experiment == "sustained":
-        return loaded(race, model_race.Setup, **how)
+        return loaded(race, Setup, **how)
     rounds = int(race[0]["repetitions"])
-    return timed(
-        race, model_race.Setup, rounds=rounds, warmup=1, seconds=2.0, most=15, bursts=False, **how
-    )
+    return timed(race, Setup, rounds=rounds, warmup=1, seconds=2.0, most=15, bursts=False, **how)
 
 
 def figures(case: Case) -> dict[str, Any]:
-    """The figures of a case that runs alone.
-
-    Raises:
-        Refused: the device is not here, or the case is far above the memory there is.
-    """
+    """The figures of a case that runs alone."""
     available(case)
     if case["experiment"] == "ceiling":
         return roofline.measure(case)
@@ -198,10 +207,8 @@ def step(case: Case) -> dict[str, Any]:
 
 
 def _profiled(trainer: Trainer) -> dict[str, Any]:
-    """Kernels with their time, and casts of one step.
-
-    A cast is `aten::_to_copy`, by which a tensor changes its dtype; its time is that of the kernels
-    it launches.
+    """Kernels with their time, and casts of one step, by which a tensor changes its dtype, with
+    that of the kernels that they launch.
     """
     with profiling(trainer.device) as profile:
         trainer.issue()
@@ -217,9 +224,8 @@ def _profiled(trainer: Trainer) -> dict[str, Any]:
 
 
 def optimizer(case: Case) -> dict[str, Any]:
-    """AdamW's steps on random gradients, and `least_bytes` that one must move.
-
-    On CUDA also `transient_mib`, which a settled step allocates at its peak and gives back.
+    """AdamW's steps on random gradients, `least_bytes` that one must move, and on CUDA
+    `transient_mib`, which a settled step allocates at its peak and gives back.
     """
     parameters = list(Transformer(config(case["model"]), device=case["device"]).parameters())
     for parameter in parameters:
@@ -234,6 +240,128 @@ def optimizer(case: Case) -> dict[str, Any]:
         seconds=case["seconds"], flush_l2=False,
     )  # fmt: skip
     return row | summarize(times["optimizer"].samples_ms, "optimizer")
+
+
+# --- steps in turns -------------------------------------------------------------------------------
+
+rival(COMPILE, "eager", settings="Plain PyTorch")(lambda model: model)
+
+
+@rival(COMPILE, "inductor")
+def compiled(model: Transformer) -> Call:
+    """torch.compile, dynamic=False, from an empty cache on disk."""
+    return torch.compile(model, dynamic=False)
+
+
+@rival(COMPILE, "linear", traits=frozenset({"on request"}))
+def by_linear(model: Transformer) -> Call:
+    """Every projection, the head's too, by fusedlib.linear; all else plain PyTorch."""
+    same = sharing_copy(model)
+    for module in list(same.modules()):
+        if isinstance(module, nn.Linear):
+            fused_class.fuse(module, apply.FusedLinear)
+    return same
+
+
+def work(case: Case) -> dict[str, Any]:
+    """FLOPs of forward and backward by formula, and tokens of a step."""
+    batch, context = case["batch_size"], case["context_length"]
+    return {"flops": flops.count(shape_of(case), batch, context), "tokens": batch * context}
+
+
+class Setup:
+    """A trainer whose model the providers take turns in; each parameter has its moments."""
+
+    def __init__(self, case: Case) -> None:
+        self.trainer = Trainer.of(case)
+        self.own = mlps(self.trainer.model)
+
+    def check(self, case: Case) -> Checked:
+        """Put one into the model, step until nothing compiles any more, weigh and check it."""
+        trainer, one = self.trainer, rivals.get(RACES[case["experiment"]], case["provider"])
+        place = placer(case, trainer.model, self.own)
+
+        def put_in() -> None:
+            trainer.call = place()
+
+        put_in()
+        assert trainer.optimizer is not None
+        stepped = trainer.optimizer.param_groups[0]["params"]
+        held = set(map(id, stepped))
+        stepped.extend(p for p in trainer.model.parameters() if id(p) not in held)
+        try:
+            figures = {**one.facts(), **call_until_compiled(trainer.step, case["device"], 1)}
+            figures |= step_clock.peaks(trainer)
+        finally:
+            trainer.clear()
+        figures |= checked(case)
+        return Checked(figures, lambda timed: step_clock.turn(trainer, put_in, steps=STEPS))
+
+
+def mlps(model: Transformer) -> list[SwiGLU]:
+    """A model's own MLPs, block by block."""
+    return [part for part in model.modules() if isinstance(part, SwiGLU)]
+
+
+def placer(case: Case, model: Transformer, own: Sequence[SwiGLU]) -> Callable[[], Call]:
+    """What puts a case's provider into a model of these own MLPs, and gives the model as it is
+    called then.
+    """
+    task = RACES[case["experiment"]]
+    if task == COMPILE:
+        call = rivals.get(COMPILE, case["provider"]).build(model)
+        return lambda: call
+    parts = [rivals.get(MODULE, case["provider"]).build(one) for one in own]
+
+    def place() -> Call:
+        for block, part in zip(model.blocks, parts, strict=True):
+            block.mlp = part
+        return model
+
+    return place
+
+
+def checked(case: Case) -> dict[str, Any]:
+    """The largest error of the gradients, after logits and gradients were right."""
+    torch.manual_seed(0)
+    dtype, device = getattr(torch, WEIGHTS[case["precision"]]), case["device"]
+    small = replace(shape_of(case), num_layers=LAYERS)
+    model = Transformer(small, device=device, dtype=dtype)
+    size = 2, case["batch_size"], case["context_length"]
+    batch = torch.randint(small.vocab_size, size, device=device)
+    exact = copy.deepcopy(model).double()
+    true = _results(exact, exact, batch)
+    cast = case["precision"] == "bf16 autocast"
+    baseline = check.errors(_results(model, model, batch, cast), true)
+    place = placer(case, model, mlps(model))
+    errors = check.errors(_results(model, place(), batch, cast), true)
+    gradients = [error.norm for name, error in errors.items() if name != "logits"]
+    rounded = torch.float32 if case["precision"] == "fp32" else torch.bfloat16
+    figures = {"gradients_error": max(gradients, default=None)}
+    return check.require(errors, baseline, rounded, true, figures)
+
+
+def _results(
+    model: Transformer, call: Call, batch: Tensor, cast: bool = False
+) -> dict[str, Tensor]:
+    """Logits, under autocast or not, and the gradients that arrived by the state dict's names."""
+    model.zero_grad(set_to_none=True)
+    with autocast_bf16(batch.device) if cast else nullcontext():
+        logits = call(batch[0])
+    loss(logits, batch[1]).backward()
+    arrived = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {"logits": logits.detach(), **arrived}
+
+
+@contextmanager
+def cold_compiler(case: Case) -> Iterator[None]:
+    """fp32 products in fp32; where compilation is timed, an empty cache on disk, warm imports."""
+    is_timed = case["experiment"] == "model"
+    with matmul_settings("highest", True), warnings.catch_warnings():
+        # This study wants its fp32 products in fp32, which Inductor takes for an oversight.
+        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
+        with empty_compile_cache(case["device"]) if is_timed else nullcontext():
+            yield
 
 
 # --- what follows from the rows ------------------------------------------------------------------

@@ -21,11 +21,7 @@ class WriteError(OSError):
 
 
 def write_whole(path: Path, content: str | bytes) -> Path:
-    """Write a file whole or not at all: neither a reader, a kill nor a full disk meets half of it.
-
-    Raises:
-        WriteError: it could not be written, and is what it was.
-    """
+    """Write a file whole or not at all: no reader, kill or full disk meets half of it."""
     # No process id: two containers that share a folder may have the same.
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -45,10 +41,7 @@ def write_whole(path: Path, content: str | bytes) -> Path:
 
 def lock(file: IO[Any], kind: int = fcntl.LOCK_EX) -> None:
     """Lock an open file until it is closed, however its process ends; where the file system has no
-    locks, go on.
-
-    Raises:
-        BlockingIOError: another process has it, and `kind` says not to wait.
+    locks, go on. Where another process has it, and `kind` says not to wait, BlockingIOError.
     """
     try:
         fcntl.flock(file, kind)
@@ -66,11 +59,7 @@ class ResultsError(RuntimeError):
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What the system refuses while the block writes becomes a ResultsError that says what to do.
-
-    Raises:
-        ResultsError: folder not writable, disk full.
-    """
+    """What the system refuses while the block writes becomes a ResultsError."""
     try:
         yield
     except OSError as error:
@@ -86,9 +75,6 @@ def append_objects(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
     Writers in several processes take turns by a lock on the file. What a killed writer left of a
     last line goes first, so that the new line does not continue it.
-
-    Raises:
-        ResultsError: folder not writable, disk full; the file then is as it was.
     """
     lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
     data = memoryview("".join(lines).encode())
@@ -120,11 +106,7 @@ def _mend_end(file: IO[bytes]) -> int:
 
 
 def read_objects(path: Path) -> list[dict[str, Any]]:
-    """All objects of the file but for a torn last line, whose case will be measured again.
-
-    Raises:
-        ResultsError: the file cannot be read, or a line that is not torn is not a JSON object.
-    """
+    """All objects of the file but for a torn last line, whose case will be measured again."""
     try:
         with path.open("rb") as file:
             lock(file, fcntl.LOCK_SH)  # else the line that is just being written seems torn

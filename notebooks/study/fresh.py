@@ -1,8 +1,7 @@
 """Calling a function in a fresh process, so that nothing in it is warm.
 
-The parent calls `run`; the child is this same file run as a module. Arguments go in as one JSON
-line on stdin, which then stays open: when the parent dies, however it dies, the child reads the end
-of it and goes too, so that no orphan keeps a device busy. The answer comes back as one JSON line.
+Arguments go in as one JSON line on stdin, which then stays open: when the parent dies, however it
+dies, the child reads the end of it and goes too. The answer comes back as one JSON line.
 """
 
 import contextlib
@@ -29,19 +28,15 @@ class FreshProcessError(RuntimeError):
 def run(target: str, arguments: dict[str, Any], *, timeout_s: float) -> Any:
     """Call `"module:function"` with keyword arguments in a fresh process and return its value.
 
-    Raises:
-        MemoryError: the function ran out of device or host memory.
-        Refused: the function raised it.
-        FreshProcessError: anything else went wrong, or the time was up.
+    What it raised is raised here: memory that ran out as MemoryError, `Refused` as itself, anything
+    else, and that the time was up, as FreshProcessError.
     """
     return run_together(target, [arguments], timeout_s=timeout_s)[0]
 
 
 def run_together(target: str, each: Sequence[dict[str, Any]], *, timeout_s: float) -> list[Any]:
-    """`run` for each of these arguments at the same time, in processes that may need one another.
-
-    All live until the last has answered. The first one that fails ends all, and its failure is
-    raised: the others would fail because of it.
+    """`run` for each of these arguments at the same time, in processes that may need one another:
+    all live until the last has answered, and the first one that fails ends all.
     """
     deadline = time.monotonic() + timeout_s
     values: dict[int, Any] = {}

@@ -170,7 +170,7 @@ def check_size(case: Mapping[str, Any]) -> None:
 def block_bytes(row: Mapping[str, Any]) -> tuple[int, int]:
     """Bytes of a block's input and of all that the block keeps for its backward pass."""
     shape, precision, batch = shape_of(row), str(row["precision"]), int(row["batch_size"])
-    held = activations.total(activations.of_block(shape, precision, str(row["device"]), batch))
+    held = activations.block_bytes(shape, precision, str(row["device"]), batch)
     return activations.tensor_bytes(shape, precision, batch), held
 
 

@@ -1,10 +1,4 @@
-"""The setup of most races: an operation whose rivals give y, and gradients by autograd.
-
-def setup(case):
-    return Operation("swiglu", draw(case), reference.swiglu_mlp)
-
-RACE = Race(setup=setup, fields=("tokens", "hidden_size", "dtype", "device"))
-"""
+"""The setup of most races: an operation whose rivals give y, and gradients by autograd."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,12 +16,9 @@ from study.rivals import Bound, Rival, Task, Workload
 
 
 class Operation(Problem):
-    """A problem of registered rivals.
-
-    Args:
-        task: whose rivals take the inputs and give a `Workload`, or a `Bound`.
-        reference: y, or a tuple, of the operands by name, in plain PyTorch.
-        outputs: their names in rows and reasons; by default y, of several y1, y2 and so on.
+    """A problem of registered rivals: those of a `task` take the inputs and give a `Workload`, or a
+    `Bound`. The `reference` gives y, or a tuple, of the operands by name; `outputs` are their names
+    in rows and reasons, by default y, of several y1, y2 and so on.
     """
 
     def __init__(
@@ -54,11 +45,7 @@ class Operation(Problem):
     def figures_of(
         self, one: Rival[..., Any], work: Workload, required: list[str] | None = None
     ) -> Figures:  # fmt: skip
-        """Errors of one call on the drawn operands; by default all that they ask for is required.
-
-        Raises:
-            Wrong: the rule of `check` rejects one.
-        """
+        """Errors of one call on the drawn operands; all that they ask for is required."""
         results = self.called(check.results_of(work, self.inputs.dy))
         return self.error_figures(one.name, results, required or self.required(self.inputs))
 

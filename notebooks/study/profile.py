@@ -7,8 +7,9 @@ back to back, when the host is as far ahead as it ever gets; and, from one more 
 long each step of plain attention takes.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -19,10 +20,9 @@ from torch.profiler import record_function
 
 from fusedlib.bench.arguments import require_known
 from fusedlib.bench.attempt import Unavailable, free_memory
-from study import kernel_names, step_clock, trace
+from study import step_clock, trace
 from study.cases import Case, Row, device_of, grid
 from study.compiling import graphs_compiled
-from study.kernel_names import GEMM, OPTIMIZER
 from study.models import transformer
 from study.race import each
 from study.run import sized
@@ -51,11 +51,7 @@ Figures = dict[str, Any]
 
 
 def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
-    """Every case by the clock, then every one under the profiler.
-
-    Raises:
-        ValueError: an unknown size of the Transformer.
-    """
+    """Every case by the clock, then every one under the profiler."""
     s = sized(PROFILES, profile, sizes)
     listed, both, half = [], [*WEIGHTS][:2], ["bf16 autocast"]
     for experiment, clock in ((STEP, {"seconds": s.seconds}), ("profile", {})):
@@ -93,11 +89,7 @@ def available(case: Case) -> None:
 
 
 def figures(case: Case) -> Figures:
-    """The row's figures: the clock's, or those of `profiled`.
-
-    Raises:
-        RuntimeError: a profiled step compiled the model once more.
-    """
+    """The row's figures: the clock's, or those of `profiled`."""
     available(case)
     free_memory()  # also when the case before ended in an exception
     trainer = Trainer.of(case, provider=case["provider"])
@@ -144,7 +136,7 @@ def taken_apart(profile: Trace) -> Figures:
     classes: dict[tuple[str, str], list[Piece]] = {}
     for section in SECTIONS:
         for piece in profile.during(section):
-            kind = OPTIMIZER if section == "optimizer" else kernel_names.class_of(piece.name)
+            kind = OPTIMIZER if section == "optimizer" else class_of(piece.name)
             classes.setdefault((section, kind), []).append(piece)
     whole = profile.during(STEP)
     return {
@@ -189,11 +181,48 @@ def _ms_of(pieces: Iterable[Piece]) -> float:
     return round(sum(piece.us for piece in pieces) / 1e3, 6)
 
 
+# --- classes of kernels ---------------------------------------------------------------------------
+
+GEMM, SOFTMAX, ELEMENTWISE, OPTIMIZER = "GEMM", "softmax", "element-wise", "optimizer"
+REDUCTION, COPY, INDEXING, OTHER = "reduction", "copy and cast", "indexing", "other"
+
+_MOVES = (
+    "_to_copy|_unsafe_view|as_strided|cat|clone|constant_pad_nd|copy|expand|full|permute|select|"
+    "slice|split|squeeze|stack|t|transpose|unsqueeze|view|zeros"
+)
+# The first rule that is found in the name decides: an element-wise kernel's template says whether
+# all it does is copy.
+_RULES = [(kind, re.compile(rule, re.IGNORECASE)) for kind, rule in (
+    (OPTIMIZER, r"multi_tensor_apply|fused_?adam|adamw"),
+    (GEMM, r"gemm|nvjet|cutlass|split_?k|gemv|cublas|triton_(mm|bmm|tem)|xmma"),
+    (SOFTMAX, r"softmax"),
+    (COPY, rf"^triton_(poi|red|per)_fused(_({_MOVES}))+_\d+$"),
+    (REDUCTION, r"^triton_(red|per)_"),
+    (ELEMENTWISE, r"^triton_(?!poi_fused_(embedding|index|nll_loss)\w*_\d+$)"),
+    (INDEXING, r"embedding|index|gather|scatter|radixsort|\bcub::|nll_loss|krn_partial|segments|"
+               r"grad_weight"),
+    (COPY, r"memcpy|memset|copy|fillfunctor|transpose"),
+    (REDUCTION, r"reduce|norm"),
+    (ELEMENTWISE, r"elementwise|triu_tril|arange|pointwise"),
+)]  # fmt: skip
+
+
+@cache
+def class_of(name: str) -> str:
+    """The class of a kernel, copy or fill, by its name.
+
+    Kernels of cuBLAS, CUTLASS, cuDNN, PyTorch and Inductor name their work. Inductor names a kernel
+    after all operations that it fused: one that only moves or casts is a copy, one with a softmax
+    among them a softmax, and any other goes by its kind of loop.
+    """
+    return next((kind for kind, rule in _RULES if rule.search(name)), OTHER)
+
+
 # --- what follows from rows ----------------------------------------------------------------------
 
 CASE = ["model", "precision", "context_length", "attention", "provider"]
 IDLE, OTHERS = "GPU idle", "others"
-DRAWN = (GEMM, "element-wise", OPTIMIZER, "softmax", "copy and cast")
+DRAWN = (GEMM, ELEMENTWISE, OPTIMIZER, SOFTMAX, COPY)
 """Classes that have a colour; all other kernels are `OTHERS`."""
 BYTES = {"fp32": (4 + 4, 4), "bf16 autocast": ((2 + 4) + (4 + 4) + (4 + 2), 2)}
 """Bytes that the softmax moves a score, with its casts, and of an element of q, k, v, scores."""

@@ -6,7 +6,6 @@ to, both come from `code.json`, which `make pack` writes beside it.
 
 import hashlib
 import json
-import os
 import subprocess
 from collections.abc import Mapping
 from functools import cache
@@ -67,9 +66,8 @@ def changed() -> list[str]:
 
 
 def differing(then: Mapping[str, str]) -> list[str]:
-    """Paths of the files whose content is not in the hashes of `then`, or is gone.
-
-    A file that only moved does not differ.
+    """Paths of the files whose content is not in the hashes of `then`, or is gone; moved ones do
+    not differ.
     """
     now = files()
     new = [name for name, content in now.items() if content not in then.values()]
@@ -89,22 +87,14 @@ def _status() -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """What the git of this folder itself answers, never that of a folder around it.
-
-    None where there is none, and where git refuses. In a hook of another repository git's own
-    variables name that one.
+    """What the git of this folder itself answers, never that of a folder around it; None where
+    there is none, and where git refuses.
     """
     command = ["git", f"--git-dir={paths.ROOT / '.git'}", f"--work-tree={paths.ROOT}", *arguments]
-    variables = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("GIT_") or name.startswith("GIT_CONFIG")
-    }
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=20, check=True, cwd=paths.ROOT,
-            env=variables,
-        )  # fmt: skip
+            command, capture_output=True, text=True, timeout=20, check=True, cwd=paths.ROOT
+        )
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
     return done.stdout.rstrip()

@@ -1,8 +1,4 @@
-"""How a race is measured: its entrants are checked, then timed in turns; each case gives a row.
-
-A topic's `measure(race)` calls `timed` where the entrants share a clock, and `each` where every
-case is measured by itself, as memory or a process of its own.
-"""
+"""How a race is measured: its entrants are checked, then timed in turns; each case gives a row."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,7 +9,7 @@ from typing import Any, Protocol
 from fusedlib.bench import alarms, machine
 from fusedlib.bench.attempt import Attempt, forget_compiled, free_memory
 from fusedlib.bench.sustained import Load
-from fusedlib.bench.turns import MOST_CALLS, Checked, Figures, Sampling, Turn, timed_together
+from fusedlib.bench.turns import MOST_CALLS, Checked, Figures, Sampling, timed_together
 from study.cases import Case, Row
 
 
@@ -48,24 +44,20 @@ def timed(
     checked_by: Sequence[str] = (), available: Callable[[Case], None] = lambda case: None,
     settings: Callable[[Case], AbstractContextManager[Any]] = lambda case: nullcontext(),
     work: Callable[[Case], Figures] = lambda case: {}, rounds: int = 15, warmup: int = 2,
-    seconds: float = 0.0, most: int | None = None, bursts: bool = True,
-    turn: Callable[[Turn, Case], Turn] | None = None,
+    seconds: float = 0.0, most: int | None = None, bursts: bool = True, load: Load | None = None,
 ) -> list[Row]:  # fmt: skip
     """Check every entrant of a race, time those that are right in turns, and give a row each.
 
     Args:
-        race: cases that differ in their `provider` alone.
         setup: makes the problem of a case.
         same: the fields that decide the setup. The next race in which they are equal finds it, and
-            whoever was found right on it.
-        checked_by: further fields that decide how a provider is set up on it.
+            whoever was found right on it; `checked_by` decide how a provider is set up on it.
         available: raises `Unavailable` for what cannot run here, before anything is made.
-        settings: torch's settings around checks and times.
         work: figures that a case implies, such as its FLOPs.
-        rounds: measured at least, after `warmup` that are thrown away.
-        seconds: further rounds until so much time has passed, `most` in all.
+        rounds: measured at least, after `warmup` that are thrown away; further ones until so many
+            `seconds` have passed, `most` in all.
         bursts: whether short calls are timed several at once.
-        turn: makes of an entrant's turn another, as one that lasts for seconds.
+        load: under which each entrant works alone for the cases' seconds.
     """
     rows: list[Row] = []
     possible: list[Case] = []
@@ -83,8 +75,8 @@ def timed(
         for case in possible:
             attempt = _checked(case, checked_by)
             if attempt.value is not None:
-                own = attempt.value if turn is None else _turned(attempt.value, turn)
-                ready[str(case["provider"])] = case, own
+                entrant = attempt.value if load is None else _under(load, attempt.value)
+                ready[str(case["provider"])] = case, entrant
             else:
                 rows.append(Row(case, attempt.status, attempt.reason, attempt.figures))
         if ready:
@@ -102,8 +94,8 @@ def timed(
     return rows
 
 
-def _turned(checked: Checked, turn: Callable[[Turn, Case], Turn]) -> Checked:
-    return Checked(checked.figures, lambda case: turn(checked.turn(case), case))
+def _under(load: Load, one: Checked) -> Checked:
+    return Checked(one.figures, lambda case: load.turn(one.turn(case), case["seconds"]))
 
 
 def _make(setup: Callable[[Case], Setup], case: Case, key: tuple[Any, ...]) -> None:
@@ -129,25 +121,18 @@ def _checked(case: Case, checked_by: Sequence[str]) -> Attempt[Checked]:
 
 def loaded(race: Sequence[Case], setup: Callable[[Case], Setup], **how: Any) -> list[Row]:
     """A race under load: each entrant works alone for the cases' `seconds` without a pause, heated
-    before, for training keeps a card at its power limit. `how` is as in `timed`.
-
-    What a turn issues must not wait for the card, or it rests between two calls.
+    before. What a turn issues must not wait for the card, or it rests between two calls.
     """
 
-    def turn(once: Turn, case: Case) -> Turn:
-        return _load(case["device"]).turn(once, case["seconds"])
-
-    one: dict[str, Any] = {"rounds": 1, "warmup": 0, "bursts": False}
-    return timed(race, setup, turn=turn, **one, **how)
+    load = _load(race[0]["device"])
+    return timed(race, setup, load=load, rounds=1, warmup=0, bursts=False, **how)
 
 
-@cache
-def _load(device: str) -> Load:
-    return Load(device)
+_load = cache(Load)  # who comes next need not be heated anew
 
 
 def each(race: Iterable[Case], measure: Callable[[Case], Figures]) -> list[Row]:
-    """Measure every case by itself: no case ends the others.
+    """Measure every case by itself, as memory or a process of its own: no case ends the others.
 
     On NVIDIA cards each row carries the card's clocks, power and temperature before and after.
     """

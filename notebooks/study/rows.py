@@ -43,7 +43,7 @@ def key(topic: str, case: Mapping[str, Any]) -> str:
 
 
 def load(topic: str, *, sessions: bool = False, here: bool = False) -> pd.DataFrame:
-    """Rows of a topic, whatever became of them.
+    """Rows of a topic, whatever became of them, with what its `derive` adds.
 
     Of each machine and race the newest session, with those rows of its set that have no session,
     as memory or what could not run. Providers that it lacks have their own newest row, where
@@ -57,10 +57,9 @@ def load(topic: str, *, sessions: bool = False, here: bool = False) -> pd.DataFr
         A row a case. Beside the case's fields and figures: `machine` ("H200"), `recording` and the
         `set` of recordings that it belongs to, `race`, `session`, `status` (ok, wrong, unavailable,
         oom, failed), `reason`, and of the recording `profile`, `commit`, `began`, `device_name`.
-        `attrs["topic"]` is the topic. Its module's `derive` has added what follows from others.
 
     Raises:
-        ResultsError: a line that is damaged, or a row of an unknown recording.
+        ResultsError: a line that is damaged.
     """
     rows = list(_of_machines(topic, here=here))
     full = {row["machine"] for row in rows if row["profile"] == "full"}
@@ -84,14 +83,10 @@ def ratio(
         of: a provider; each other one's row says how many times as fast `of` is.
         over: a provider; each other one's row says how many times as fast it is.
         value: what is compared, smaller being better. Of times of one session the ratio is the
-            median over paired rounds; runs that had no session, and other figures, such as memory,
-            are divided.
+            median over paired rounds; other figures, such as memory, are divided.
 
     Returns:
         The rows but those of `of` or `over`, each with `ratio`; who had no partner is left out.
-
-    Raises:
-        ValueError: both or none are given.
     """
     if (of is None) == (over is None):
         raise ValueError("ratio takes one of `of` and `over`: whose speed, or beside whose")
@@ -123,9 +118,7 @@ def _times_as_fast(row: Mapping[str, Any], baseline: Mapping[str, Any], value: s
 
 
 def recordings() -> pd.DataFrame:
-    """Every recording: `id`, `set`, machine, profile, commit, host, card, versions, date, `files`
-    (the hash of each file of code). What is not known of an old one is None.
-    """
+    """Every recording: `id`, `set`, machine, profile, commit, host, versions, date, `files`."""
     here = os.environ.get(REPLAY) != "committed"
     known = _recordings(paths.RECORDED, here=here)
     known |= _recordings(paths.results_dir(), here=here) if here else {}

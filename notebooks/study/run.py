@@ -1,7 +1,5 @@
 """Measuring a topic: what a notebook calls, and `make record`.
 
-    rows = run("kernels", models=["64·128·384"])
-
 A race of which this machine lacks a row is measured whole, and its rows are appended together the
 moment it ends: a run that is killed anywhere has lost that race at most, and goes on with it.
 """
@@ -12,7 +10,7 @@ import math
 import os
 import tarfile
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,7 +25,7 @@ import study
 from fusedlib.bench import machine as machines
 from study import paths, provenance, rivals
 from study import race as racing
-from study.cases import STATUSES, Row, differing, label
+from study.cases import Row, differing, label
 from study.errors import SentenceError, SizesError
 from study.files import append_objects, read_objects
 from study.fits import looking_through_new_objects
@@ -39,18 +37,12 @@ RECORDING = "FUSEDLIB_RECORDING"
 """Names the set of recordings that rows go into."""
 PROTOCOL = "published_protocol_"
 _ALIKE = ("environment", "commit", "dirty", "host", "boot_id", "gpu_uuid")
-HEAD = ("race", "provider", "recording", "session", "measured_at", "took_s", "status", "reason")
 
 
 def sized(
     profiles: Mapping[str, Mapping[str, Any]], profile: str, given: Mapping[str, Any]
 ) -> SimpleNamespace:
-    """The sizes of a profile with these values in place of its own: a topic's first line.
-
-    Raises:
-        SizesError: an unknown profile or name, with those that are known, or a value of another
-            kind than the profile's, or a number below one where the profile's is none.
-    """
+    """The sizes of a profile with these values in place of its own: a topic's first line."""
     if profile not in profiles:
         raise SizesError(f"profile must be {' or '.join(profiles)}, not {profile!r}")
     own = profiles[profile]
@@ -86,11 +78,7 @@ def topics() -> list[str]:
 
 
 def topic(name: str) -> ModuleType:
-    """The module of a topic.
-
-    Raises:
-        SentenceError: unknown, with those that are known.
-    """
+    """The module of a topic."""
     known = topics()
     if name not in known:
         raise SentenceError(f"topic {name!r} is unknown; known: {', '.join(known)}")
@@ -98,11 +86,7 @@ def topic(name: str) -> ModuleType:
 
 
 def races(name: str, profile: str = "quick", **sizes: Any) -> dict[str, list[Case]]:
-    """The cases of a topic, those of a race together, by their race, in the order of the topic.
-
-    Raises:
-        SizesError: an unknown size, or a value that does not fit.
-    """
+    """The cases of a topic, those of a race together, by their race, in the order of the topic."""
     try:
         listed = topic(name).cases(profile, **sizes)
     except ValueError as error:
@@ -136,7 +120,6 @@ def run(
         into: the set of recordings that the rows go into; by default `$FUSEDLIB_RECORDING`, else
             this machine's newest of the profile, or with `fresh` a new one.
         only: races that are measured; by default all.
-        sizes: in place of the profile's. One that is as the profile quick has it is not set.
 
     Raises:
         SizesError: an unknown size, or a value that does not fit.
@@ -182,7 +165,9 @@ def _measure(
                 rows: list[Row] = measure(race)
                 recording = recording or store.recording(set_name, began)
                 seconds = (time.monotonic() - clock) / max(len(rows), 1)
-                store.append([_line(store.topic, row, recording, seconds) for row in rows])
+                append_objects(
+                    store.path, [_line(store.topic, row, recording, seconds) for row in rows]
+                )
                 written += len(rows)
                 shown.update(len(race))
     finally:
@@ -274,9 +259,6 @@ class _Store:
         append_objects(self.known, [json.loads(json.dumps(line))])
         return str(line["id"])
 
-    def append(self, rows: Sequence[dict[str, Any]]) -> None:
-        append_objects(self.path, rows)
-
 
 def _line(name: str, row: Row, recording: str, seconds: float) -> dict[str, Any]:
     """A row as it is written.
@@ -289,8 +271,6 @@ def _line(name: str, row: Row, recording: str, seconds: float) -> dict[str, Any]
     if why := figures.pop("wrong", None):
         figures = {PROTOCOL + n if n.endswith(("_ms", "_s")) else n: v for n, v in figures.items()}
         status, reason = "wrong", why
-    if status not in STATUSES:
-        raise ValueError(f"status {status!r} is unknown; known are {', '.join(STATUSES)}")
     head = {
         "race": key(name, case), "provider": case.pop("provider", None), "recording": recording,
         "session": figures.pop("session", None),
@@ -319,15 +299,6 @@ def finite(figures: Mapping[str, Any]) -> dict[str, Any]:
     ]  # fmt: skip
     named = {"nonfinite": [f"{name}={out[name]}" for name in bad]} if bad else {}
     return {**out, **dict.fromkeys(bad), **named}
-
-
-def fields(name: str) -> list[str]:
-    """Names of the fields of a topic's cases."""
-    listed: Iterable[Case] = (
-        case for profile in topic(name).PROFILES for race in races(name, profile).values()
-        for case in race
-    )  # fmt: skip
-    return list(dict.fromkeys(field for case in listed for field in case))
 
 
 def recorded(folder: Path) -> dict[str, list[dict[str, Any]]]:

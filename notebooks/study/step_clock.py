@@ -1,8 +1,7 @@
 """The one clock of whole training steps: settled, back to back, the host's pace beside them.
 
-A step of many short kernels may wait for the host, whose pace differs from machine to machine and
-from minute to minute. So a row says how long it takes until a step is issued. Where that is far
-less than the step, the card sets the pace; where it is as long, the host may, or it waited.
+A step of many short kernels may wait for the host, whose pace differs from minute to minute. So a
+row says how long it takes until a step is issued.
 """
 
 import time
@@ -25,21 +24,12 @@ AGREE = 0.02  # two blocks show the same pace when their medians differ by no mo
 CARD_BUSY = 0.8
 DISCARDED = 3
 BLOCKS, SETTLING = 3, 12  # at least for good; before at most, until two in a row agree
-SLOW_MS, SLOW_STEPS = 200.0, 3
 VERY_SLOW_MS = 1000.0  # alone in its block
-TURN = 3  # steps when it is a rival's turn
 Section = Callable[[str], AbstractContextManager[object]]
 
 
 class Sections:
-    """Times the parts of one step by marks inside that step, never by subtracting averages.
-
-    >>> step = Sections("cpu")
-    >>> with step.section("forward"):
-    ...     y = torch.ones(8).sum()
-    >>> sorted(step.elapsed_ms())
-    ['forward', 'total']
-    """
+    """Times the parts of one step by marks inside that step, never by subtracting averages."""
 
     def __init__(self, device: torch.device | str) -> None:
         self._clock = timing.clock_for(device)
@@ -54,8 +44,6 @@ class Sections:
 
     def elapsed_ms(self) -> dict[str, float]:
         """ms of each section, and `total` from the first one's start to the last one's end."""
-        if not self._marks:
-            raise RuntimeError("no section was timed; use `with sections.section(name): ...`")
         times = {name: self._clock.elapsed_ms(a, b) for name, a, b in self._marks}
         times["total"] = self._clock.elapsed_ms(self._marks[0][1], self._marks[-1][2])
         return times
@@ -63,9 +51,7 @@ class Sections:
 
 class Trainer:
     """A model and its training step: a subclass says what its loss is, and what else it does.
-
-    Attributes:
-        loss: of the last step, without its graph.
+    `loss` is that of the last step, without its graph.
     """
 
     goes_backward = True
@@ -99,10 +85,8 @@ class Trainer:
         self.model.zero_grad(set_to_none=True)
 
     def issue(self, section: Section | None = None) -> Sections:
-        """One step, not waited for, with marks at the borders of its sections.
-
-        Args:
-            section: around each section by its name, instead of marks.
+        """One step, not waited for, with marks at the borders of its sections, or a `section`
+        around each.
         """
         sections = Sections(self.device)
         around = section or sections.section
@@ -120,23 +104,18 @@ class Trainer:
 
 
 def measure(trainer: Trainer, *, seconds: float, steps: int) -> dict[str, Any]:
-    """Time a trainer's steps: first until they are settled, then for good. Memory is `peaks`.
+    """Time a trainer's steps: first until they are settled, then for so many seconds at least and
+    three blocks of so many steps, of one where it is slow.
 
-    Args:
-        seconds: at least, and three blocks.
-        steps: of a block; fewer where they are slow.
-
-    Returns:
-        `forward_median_ms` and so on of each section, of `both` (forward and backward) and of
-        `step`, from a step's begin to the next one's; `issue_ms`, until the host has issued a step
-        from an idle device, with its waits for the device, as at a full queue or `.item()`; and
-        `settled`, whether two blocks agreed before these samples.
+    A row has each section, `both` forward and backward, and `step`, from a step's begin to the next
+    one's; `issue_ms`, until the host has issued a step from an idle device, with its waits for the
+    device; and `settled`, whether two blocks agreed before these samples.
     """
     for done in range(1, DISCARDED + 1):
         pace = _Block(trainer, 1).step_ms
         if done > 1 and pace > VERY_SLOW_MS:  # the first one loads and compiles
             break
-    count = _steps(pace, steps)
+    count = 1 if pace > VERY_SLOW_MS else 1 + steps
     medians = [_Block(trainer, count).step_ms]
     while not (settled := _agree(medians)) and len(medians) < SETTLING:
         medians.append(_Block(trainer, count).step_ms)
@@ -151,26 +130,19 @@ def measure(trainer: Trainer, *, seconds: float, steps: int) -> dict[str, Any]:
 
 
 def turn(
-    trainer: Trainer, prepare: Callable[[], object] = lambda: None, steps: int = TURN
+    trainer: Trainer, prepare: Callable[[], object] = lambda: None, *, steps: int
 ) -> Turn:  # fmt: skip
-    """A rival's turns in a race (`Race(bursts=False)`): each a short block of the same clock.
-
-    A sample is a block's median. Beside the whole's `median_ms` the row has `step_median_ms` and
-    all else that `measure` gives but `settled`.
-
-    Args:
-        trainer: may be shared by rivals that are timed together; its gradients are dropped between
-            turns.
-        prepare: called before each turn, outside the clock; puts the rival's parts into the model.
-        steps: of a turn; fewer where they are slow. The first turn, a warm-up, has one.
+    """A rival's turns in a race (`bursts=False`): each a short block of the same clock, of which
+    the median is a sample. `prepare` is called before each turn, outside the clock, and puts the
+    rival's parts into the model.
     """
     figures: dict[str, Any] = {}
     issued: list[float] = []
     paces: list[float] = []
 
     def run() -> dict[str, float]:
-        count = _steps(paces[-1], steps) if paces else 1
-        block = _Block(trainer, count)
+        is_quick = bool(paces) and paces[-1] <= VERY_SLOW_MS
+        block = _Block(trainer, 1 + steps if is_quick else 1)
         paces.append(block.step_ms)
         issued.append(block.issue_ms)
         figures["issue_ms"] = median(issued)
@@ -181,16 +153,14 @@ def turn(
 
 
 def pace_setter(kernels_ms: float, step_ms: float) -> str:
-    """Who sets the pace of a step, "card" or "host": by how much of it kernels run.
-
-    The time to issue a step says less: from an idle card, without the waits of a step among others,
-    it came to 0.88 to 0.97 of steps of which kernels filled a fifth.
+    """Who sets the pace of a step, "card" or "host": by how much of it kernels run. The time to
+    issue a step says less: it was 0.88 to 0.97 of steps of which kernels filled a fifth.
     """
     return "card" if kernels_ms > CARD_BUSY * step_ms else "host"
 
 
-def peaks(trainer: Trainer, steps: int = 2) -> dict[str, float]:
-    """The allocator's peaks in MiB over some steps; nothing is known elsewhere than on CUDA.
+def peaks(trainer: Trainer) -> dict[str, float]:
+    """The allocator's peaks in MiB over a step; nothing is known elsewhere than on CUDA.
 
     `peak_mib` is the whole step's, `both_peak_mib` that before the optimizer, whose temporaries can
     be larger than all activations; `held_mib` is the latter over what there was before the step.
@@ -201,19 +171,16 @@ def peaks(trainer: Trainer, steps: int = 2) -> dict[str, float]:
     hook = trainer.optimizer and trainer.optimizer.register_step_pre_hook(
         lambda *_: before_optimizer.append(torch.cuda.max_memory_allocated())
     )
-    most = {"both_peak_mib": 0.0, "peak_mib": 0.0, "held_mib": 0.0}
-    for _ in range(steps):
-        trainer.clear()
-        torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated()
-        trainer.issue()
-        peak = torch.cuda.max_memory_allocated()
-        both = before_optimizer[-1] if before_optimizer else peak
-        sizes = {"both_peak_mib": both, "peak_mib": peak, "held_mib": both - held}
-        most = {name: max(most[name], size / MIB) for name, size in sizes.items()}
+    trainer.clear()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    trainer.issue()
     if hook:
         hook.remove()
-    return most
+    peak = torch.cuda.max_memory_allocated()
+    both = before_optimizer[0] if before_optimizer else peak
+    sizes = {"both_peak_mib": both, "peak_mib": peak, "held_mib": both - held}
+    return {name: size / MIB for name, size in sizes.items()}
 
 
 class _Block:
@@ -245,13 +212,6 @@ class _Block:
             for name, ms in times.items():
                 self.samples_ms.setdefault(name, []).append(ms)
         self.step_ms = median(self.samples_ms["step"])
-
-
-def _steps(pace_ms: float, most: int) -> int:
-    """Of a block at this pace: the samples, and the first step before them."""
-    if pace_ms > VERY_SLOW_MS:
-        return 1
-    return 1 + (min(most, SLOW_STEPS) if pace_ms > SLOW_MS else most)
 
 
 def _agree(medians: list[float]) -> bool:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from fusedlib.bench.arguments import require_known
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.timing import synchronize
 from study import step_clock
@@ -37,28 +36,19 @@ def shape_of(case: Mapping[str, Any]) -> TransformerConfig:
 
 
 def require_possible(case: Case) -> None:
-    """Whether a case is worth a try.
-
-    Raises:
-        Unavailable: its device is not here.
-        TooLarge: weights, gradients, moments and attention matrices are far above the memory.
+    """Raise `Unavailable` where a case's device is not here, and `TooLarge` where what a step
+    cannot do without is far above the memory: weights, gradients, two moments, and in plain
+    attention what softmax gives, L matrices of B·H·T² numbers, which the backward pass reads.
     """
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not here.get(case["device"], True):
         raise Unavailable(f"this machine has no {case['device']} device")
     if "precision" in case and "context_length" in case:
-        require_memory(least_bytes(case) / 2**30, case["device"])
-
-
-def least_bytes(case: Case) -> int:
-    """What a step cannot do without: weights, gradients, two moments, and what softmax gives.
-
-    The last in plain attention alone: L matrices of B·H·T² numbers, which the backward pass reads.
-    """
-    model, size = shape_of(case), getattr(torch, WEIGHTS[case["precision"]]).itemsize
-    pairs = case["batch_size"] * model.num_heads * model.context_length**2
-    matrices = model.num_layers * pairs if model.attention == "plain" else 0
-    return (4 * model.num_parameters + matrices) * size
+        model, size = shape_of(case), getattr(torch, WEIGHTS[case["precision"]]).itemsize
+        pairs = case["batch_size"] * model.num_heads * model.context_length**2
+        matrices = model.num_layers * pairs if model.attention == "plain" else 0
+        least_bytes = (4 * model.num_parameters + matrices) * size
+        require_memory(least_bytes / 2**30, case["device"])
 
 
 def adamw(parameters: Iterable[Parameter], kind: str = "foreach") -> torch.optim.AdamW:
@@ -76,30 +66,18 @@ def autocast_bf16(device: torch.device | str) -> torch.autocast:
 
 
 class Trainer(step_clock.Trainer):
-    """A Transformer with everything one training step needs, made before any clock starts.
-
-    Args:
-        direction: one of `DIRECTIONS`; "step" is a full step with AdamW.
-        attention: "plain" or "sdpa".
-        provider: "eager", or "inductor" for `torch.compile`.
-        adam: AdamW's form, as of `adamw`.
-    """
+    """A Transformer with everything one training step needs, made before any clock starts."""
 
     def __init__(
-        self, model: str, direction: str, device: str, dtype: str, batch_size: int,
-        context_length: int, attention: str, provider: str = "eager", autocast: bool = False,
-        adam: str = "foreach",
+        self, model: str, direction: str, device: str, precision: str, batch_size: int,
+        context_length: int, attention: str, provider: str = "eager", adam: str = "foreach",
     ) -> None:  # fmt: skip
-        require_known("direction", direction, DIRECTIONS)
-        require_known("provider", provider, ("eager", "inductor"))
-        weights = getattr(torch, dtype, None)
-        if not isinstance(weights, torch.dtype):
-            raise ValueError(f"unknown dtype {dtype!r}; give torch's name, such as 'float32'")
         torch.manual_seed(0)
         self.direction, self.goes_backward = direction, "backward" in DIRECTIONS[direction]
-        self.autocast = autocast
+        self.precision = precision
         self.shape = config(model, context_length=context_length, attention=attention)
         self.model: Transformer
+        weights = getattr(torch, WEIGHTS[precision])
         super().__init__(Transformer(self.shape, device=device, dtype=weights), device)
         self.call: Callable[[Tensor], Tensor] = (
             torch.compile(self.model) if provider == "inductor" else self.model
@@ -107,40 +85,27 @@ class Trainer(step_clock.Trainer):
         drawn = self.shape.vocab_size, (batch_size, context_length)
         self.tokens = torch.randint(*drawn, device=self.device)
         self.targets = torch.randint(*drawn, device=self.device)
-        self.part = self.tokens.shape
         if "optimizer" in DIRECTIONS[direction]:  # only there: it imports torch._dynamo, a second
             self.optimizer = adamw(self.model.parameters(), adam)
 
     @classmethod
     def of(cls, case: Case, direction: str = "step", **options: Any) -> Self:
-        """The trainer of a case with one of the precisions in `WEIGHTS`."""
-        names = ("model", "device", "batch_size", "context_length", "attention")
-        return cls(
-            direction=direction, dtype=WEIGHTS[case["precision"]],
-            autocast=case["precision"] == "bf16 autocast", **{n: case[n] for n in names}, **options,
-        )  # fmt: skip
+        """The trainer of a case."""
+        names = ("model", "device", "precision", "batch_size", "context_length", "attention")
+        return cls(direction=direction, **{n: case[n] for n in names}, **options)
 
     def precise(self) -> AbstractContextManager[object]:
-        """Autocast, where the trainer was made with it."""
-        return autocast_bf16(self.device) if self.autocast else nullcontext()
-
-    def logits(self) -> Tensor:
-        """Of `part` of the batch."""
-        rows, columns = self.part
-        with self.precise():
-            return self.call(self.tokens[:rows, :columns])
+        """Autocast, where the precision asks for it."""
+        return autocast_bf16(self.device) if self.precision == "bf16 autocast" else nullcontext()
 
     def forward(self) -> Tensor:
-        """The mean cross entropy of `part` of the batch."""
-        rows, columns = self.part
-        return loss(self.logits(), self.targets[:rows, :columns])
+        """The mean cross entropy of the batch."""
+        with self.precise():
+            logits = self.call(self.tokens)
+        return loss(logits, self.targets)
 
-    def step(self, part: tuple[int, int] | None = None) -> dict[str, float]:
-        """One step from an idle device; ms of each section and of all (`total`).
-
-        `part` takes a corner of the batch, (sequences, tokens), to run every kernel on little work.
-        """
-        self.part = torch.Size(part) if part else self.tokens.shape
+    def step(self) -> dict[str, float]:
+        """One step from an idle device; ms of each section and of all (`total`)."""
         synchronize(self.device)
         return self.issue().elapsed_ms()
 
@@ -166,9 +131,6 @@ def watched_steps(
     trainer is watched from before it is made, so that every block that its steps hold is known.
 
     Moments are "built", then "begin 1", "forward 1", "backward 1", "step 1", "begin 2" and so on.
-
-    Raises:
-        Unavailable: a device whose allocator keeps no history.
     """
     with watching(device) as watch:
         trainer = make()

@@ -27,9 +27,6 @@ def turn_on(
 
     The turn ends with the process, however that ends. It is not waited for longer than until
     `is_over`, nor where the file system has no locks.
-
-    Raises:
-        ResultsError: the folder cannot be written.
     """
     path = machine / LOCK
     with writing(machine):

@@ -41,15 +41,11 @@ MEASURED_STEPS = 10
 """Steps of a published mean, and the late ones at the end of a process."""
 TIMEOUT_S = 540.0
 BOTH = "forward+backward"
-_ARGUMENTS = ("context_length", "batch_size", "dtype", "attention", "device", "direction")
+_ARGUMENTS = ("context_length", "batch_size", "attention", "device", "direction")
 
 
 def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
-    """Every case, whole processes first.
-
-    Raises:
-        ValueError: an unknown name, or no model or direction.
-    """
+    """Every case, whole processes first."""
     s = sized(PROFILES, profile, sizes)
     require_known("direction", s.directions, trainer.DIRECTIONS)
     for model in (*s.models, *s.compiled):
@@ -83,7 +79,7 @@ def measure(race: list[Case]) -> list[Row]:
 
 def _figures(case: Case) -> dict[str, Any]:
     require_possible(case)
-    arguments = {name: case[name] for name in _ARGUMENTS}
+    arguments = {name: case[name] for name in _ARGUMENTS} | {"precision": "fp32"}
     if case["experiment"] == "steps":
         return _of_process(case, arguments)
     arguments |= {"model": case["model"], "provider": case["provider"]}
@@ -141,10 +137,8 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def after_warmup(rows: pd.DataFrame, *dropped: int) -> pd.DataFrame:
-    """Each series once a number of warm-up steps, `warmup_steps`: what a benchmark would report.
-
-    Of the ten steps that follow, `mean_ms`, `std_ms` and `over_late`, the mean over a late step. A
-    series that has not as many steps is left out.
+    """Each series once a number of warm-up steps, `warmup_steps`: what a benchmark would report of
+    the ten steps that follow. A series that has not as many is left out.
     """
     series = rows[rows["samples_ms"].notna()]
     parts = []

@@ -5,7 +5,7 @@ import pandas as pd
 from press.say import claim
 from press.show import published
 from study.llama import from_tables
-from study.llama.races import flops
+from study.llama.steps import flops
 from study.llama.training import loss_distances
 from study.rows import ratio
 

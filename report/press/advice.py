@@ -80,7 +80,7 @@ SETTINGS = (
         "training", "bf16", "a Llama, few tokens", "`apply_to(model)`, and time it",
         "Hugging Face's",
         "llama", f"{LLAMA} == 'sizes' and tokens <= 2048", "fused", "huggingface",
-        ("llama", "Other families"), STEP,
+        ("08_model", "or nothing"), STEP,
     ),
     Setting(
         "training", "bf16", "other families of models", "`apply_to(model)`",
@@ -90,7 +90,7 @@ SETTINGS = (
     ),
     Setting(
         "training", "bf16", "two GPUs, FSDP2", "`apply_to(model)` before `fully_shard`",
-        "Hugging Face's, hours earlier, SGD; weights kept gathered, or gathered anew; no Liger",
+        "Hugging Face's, recorded hours earlier; gradients, or weights too, sharded; no Liger",
         "compilers",
         "work in ['distributed fsdp2-2', 'distributed fsdp2-3'] and processes == 2",
         "fused", "huggingface", ("08_model", "or nothing"), ("model",),
@@ -133,7 +133,7 @@ SETTINGS = (
         "training", "fp32", "large MLPs, and TF32 will do",
         '`set_float32_matmul_precision("high")`', 'PyTorch\'s at "highest"', "kernels",
         f"{LARGE_FP32} and provider == 'eager'", "high", "highest",
-        ("kernels", "fp32 on tensor cores"), SHAPE, "median_ms", "precision",
+        ("05_precision", "What may torch round"), SHAPE, "median_ms", "precision",
     ),
     Setting(
         "training", "fp32", "large MLPs, and fp32 must stay", PACKED,
@@ -142,16 +142,16 @@ SETTINGS = (
     ),
     Setting(
         "inference", "bf16", "a Llama, one token at a time",
-        '`compile(model, mode="reduce-overhead")`, and a static cache',
-        "Hugging Face's, the median of its sessions; a search compiles four times as long",
-        "compilers", "work == 'inference'", "inductor-graphs", "huggingface",
-        ("compilers", "What compiling gives"), ("model",),
+        '`compile(model, mode="max-autotune")`, and a static cache',
+        "Hugging Face's, the median of its sessions", "compilers",
+        "work == 'inference'", "inductor-graphs-searched", "huggingface",
+        ("07_compilers", "After how many calls"), ("model",),
     ),
     Setting(
         "inference", "bf16", "a Llama, whole sequences", "`apply_to(model)`",
         "Hugging Face's, the median of its sessions",
         "compilers", "work == 'forward'", "fused", "huggingface",
-        ("compilers", "What compiling gives"), ("model", "context_length"),
+        ("07_compilers", "After how many calls"), ("model", "context_length"),
     ),
     Setting(
         "inference", "bf16", "a SwiGLU MLP, forward alone", PACKED,
@@ -162,14 +162,26 @@ SETTINGS = (
     Setting(
         "long context", "bf16", "attention of your own lines",
         "`SDPA(q, k, v, is_causal=True)`",
-        "plain attention (SDPA by cuDNN); eight heads; FlashAttention-3 not run", "attention",
+        "plain attention (SDPA by cuDNN); FlashAttention-3 not run", "attention",
         f"{HALF} and grid == 'course'",
         "cudnn", "plain", ("06_attention", "Time"), CONTEXT,
     ),
     Setting(
+        "long context", "bf16", "SDPA's flash, to 8,192 tokens",
+        "`with sdpa_kernel(CUDNN_ATTENTION):`", "SDPA's flash; FlashAttention-3 not run",
+        "attention", f"{HALF} and context_length <= 8192", "cudnn", "flash",
+        ("06_attention", "Time"), CONTEXT,
+    ),
+    Setting(
+        "long context", "bf16", "SDPA's flash, from 16,384 tokens",
+        "FlashAttention-4", "SDPA's flash; FlashAttention-3 not run",
+        "attention", f"{HALF} and context_length >= 16384", "flash-4", "flash",
+        ("06_attention", "Time"), CONTEXT,
+    ),
+    Setting(
         "long context", "bf16", "SDPA with a causal mask as a tensor",
-        "`is_causal=True`, no mask", "the mask tensor, launched from Python", "attention",
-        "experiment == 'call' and launch == 'python'", "causal-flag", "mask-tensor",
+        "`is_causal=True`, no mask", "the mask tensor", "attention",
+        "experiment == 'call' and launch == 'graph'", "causal-flag", "mask-tensor",
         ("06_attention", "Which kernel runs?"), CONTEXT,
     ),
     Setting(
@@ -177,13 +189,13 @@ SETTINGS = (
         "`SDPA(q, k, v, is_causal=True)`",
         "plain attention (SDPA by *efficient*)", "attention",
         f"{CAUSAL} and dtype == 'float32' and grid == 'course'",
-        "efficient", "plain", ("attention", "Attention in blocks"), CONTEXT,
+        "efficient", "plain", ("06_attention", "Time"), CONTEXT,
     ),
     Setting(
         "memory", "bf16", "no memory for another sequence", "`apply_to(model)`",
         "Hugging Face's, in sequences that fit", "llama",
         "experiment == 'limit' and grows == 'batch'", "fused", "huggingface",
-        ("llama", "Other families"), ("model", "context_length"), "largest",
+        ("08_model", "What a layer keeps"), ("model", "context_length"), "largest",
     ),
     Setting(
         "memory", "bf16", "a deep stack of MLPs", '`SwiGLUMLP(hidden, inner, save="input")`',
@@ -194,7 +206,7 @@ SETTINGS = (
     Setting(
         "memory", "bf16", "activations that do not fit",
         "`checkpoint(block, x, use_reentrant=False)`, every block",
-        "what is held without, weights and gradients aside; a third more time, nested over a half",
+        "what is held without, weights and gradients aside; a third more time",
         "model_memory", CHECKPOINT,
         "segments 1", "none 0", ("04_memory", "Checkpoints"), ("model", "context_length"),
         "peak_gib",

@@ -23,7 +23,7 @@ from fusedlib.bench.arguments import require_known, require_least
 from fusedlib.bench.attempt import Unavailable, forget_compiled, free_memory
 from study import distributed, rivals
 from study.cases import Case, Row, device_of, grid
-from study.llama import alone, operations, races
+from study.llama import operations, steps
 from study.llama.training import (
     FIRST_STEPS,
     MOMENT_SEEDS,
@@ -88,11 +88,7 @@ HOST_BOUND_TOKENS = 4096  # of a step; above, the card computes for longer than 
 
 
 def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
-    """What is measured, as the table above has it.
-
-    Raises:
-        ValueError: an unknown size, experiment, model, arm or dtype, or a number below one.
-    """
+    """What is measured, as the table above has it."""
     s = sized(PROFILES, profile, sizes)
     s.device = device_of(s.device)
     require_known("experiment", s.experiments, ["all", *EXPERIMENTS])
@@ -184,7 +180,7 @@ def measure(race: list[Case]) -> list[Row]:
     if experiment != "gradients":
         TRAJECTORY.forget()
     if experiment in STEPS:
-        return races.race(race)
+        return steps.race(race)
     if experiment in OPERATIONS:
         return operations.race(race)
     return each(race, _alone)
@@ -204,14 +200,10 @@ def available(case: Case) -> None:
 
 
 def _alone(case: Case) -> dict[str, Any]:
-    """The figures of a case that shares no clock.
-
-    Raises:
-        Refused: it cannot run here.
-    """
+    """The figures of a case that shares no clock."""
     available(case)
     measured = {
-        "memory": alone.memory, "limit": alone.limit, "first-steps": train,
+        "memory": steps.memory, "limit": steps.limit, "first-steps": train,
         "gradients": TRAJECTORY.measure, "distributed": distributed.measure,
     }[case["experiment"]]  # fmt: skip
     free_memory()

@@ -226,20 +226,6 @@ operation("loss", "liger-fp32", settings=f"{_liger}, accum_dtype=torch.float32")
 )
 
 
-@operation("loss", "liger-sm90", requires=("cutlass",),
-           dtypes=("bfloat16",), capability=(9, 0))  # fmt: skip
-def liger_sm90_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
-    """liger_fused_linear_cross_entropy_sm90, CuTe kernels that Liger runs for who imports them."""
-    try:
-        from liger_kernel.ops.cutedsl.ops import fused_linear_cross_entropy_sm90 as sm90
-    except ImportError as problem:
-        raise Unavailable(f"Liger's CuTe kernels cannot be imported: {problem}") from problem
-    try:
-        return (sm90.liger_fused_linear_cross_entropy_sm90(hidden, weight, target),)
-    except NotImplementedError as problem:  # sizes that its tiles do not divide
-        raise Unavailable(str(problem)) from problem
-
-
 @operation("norm", "liger")
 def liger_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Outputs:
     """Liger's fused add RMSNorm, in_place=False: its default writes over the incoming gradient."""
@@ -265,6 +251,7 @@ def torch_chunked(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     return (torch.nn.functional.linear_cross_entropy(hidden, weight, target, options=options),)
 
 
+@operation("loss", "quack")
 def quack_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """QuACK's chunked_linear_cross_entropy, its own choice of a way, tiles as they come."""
     from quack.linear_cross_entropy import (  # type: ignore[import-not-found]
@@ -274,25 +261,12 @@ def quack_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     return (chunked_linear_cross_entropy(hidden, weight, target, tuned=False),)
 
 
-def cut_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) -> Outputs:
-    """Cut cross entropy."""
+@operation("loss", "cut")
+def cut_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
+    """Cut cross entropy as it comes: skips blocks of gradients below a 32nd of the dtype's eps."""
     from cut_cross_entropy import linear_cross_entropy  # type: ignore[import-not-found]
 
-    try:
-        return (linear_cross_entropy(hidden, weight, target, **settings),)
-    except TypeError as problem:  # a version that does not take all of them
-        raise Unavailable(str(problem)) from problem
-
-
-_cut = "cut cross entropy"
-operation("loss", "quack")(quack_loss)
-operation("loss", "cut", settings="Cut cross entropy as it comes: skips blocks of gradients below "
-          "a 32nd of the dtype's eps")(cut_loss)  # fmt: skip
-operation("loss", "cut-whole", settings="Cut cross entropy, filter_eps=None: no block is skipped")(
-    partial(cut_loss, filter_eps=None))  # fmt: skip
-operation("loss", "cut-kahan", settings="Cut cross entropy, filter_eps=None, use_kahan=True: "
-          "gradients by compensated sums")(
-    partial(cut_loss, filter_eps=None, use_kahan=True))  # fmt: skip
+    return (linear_cross_entropy(hidden, weight, target),)
 
 
 @operation("loss", "fused")
@@ -364,15 +338,7 @@ def cases(
     **shared: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A case a width, direction and rival of a task; `rival_names` may be "all" for every one that
-    does not compile for long.
-
-    Args:
-        widths: hidden sizes; of `rope`, heads together.
-        vocabulary: rows of the loss's weight.
-        shared: batch, context, dtype, device and repetitions.
-
-    Raises:
-        ValueError: an unknown name, or a width that heads of an even size do not share.
+    does not compile for long. Of `rope` a width is of all heads together.
     """
     heads = {"heads": HEADS, "key_heads": KEY_HEADS} if experiment == "rope" else {}
     if odd := [width for width in widths if heads and width % (2 * HEADS)]:

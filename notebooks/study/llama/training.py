@@ -36,14 +36,8 @@ DECIMALS = 8
 
 
 class Training(LlamaTrainer):
-    """An arm in training; weights and data of a seed are the same for every arm.
-
-    Args:
-        case: with `seed`, `learning_rate` and the sizes.
-
-    Attributes:
-        ids: tokens and labels of the next step, (batch, context), int64.
-        done: steps made.
+    """An arm in training; weights and data of a seed are the same for every arm. `ids` are those of
+    the next step, `done` the number of steps made.
     """
 
     def __init__(self, case: Case) -> None:
@@ -101,12 +95,9 @@ class Trajectory:
         self.shared, self.training, self.exact = {}, None, None
 
     def measure(self, case: Case) -> dict[str, Any]:
-        """Errors of an arm's gradients after `step` steps, on the tokens of the next one.
-
-        Returns:
-            `parameters`, names in the order of the model's; `gradient_errors` against float64 in
-            norm, relative, None where no gradient arrived; `usual_errors`, the larger of Hugging
-            Face's own and its own with another attention, at the same weights.
+        """Errors of an arm's gradients after `step` steps, on the tokens of the next one: relative,
+        in norm, against float64, None where no gradient arrived. `usual_errors` are the larger of
+        Hugging Face's own and its own with another attention.
         """
         free_memory()
         exact = self._at(case)
@@ -140,11 +131,8 @@ def wrong_gradients(row: Mapping[str, Any]) -> list[str]:
     """The first rule: parameters whose gradient errs more than rounding explains, at given weights.
 
     Allowed are `check.TIMES_EAGER` times the usual error and `check.FLOOR_ROUNDOFFS` roundoffs of
-    the row's dtype. A gradient that is missing or not finite is wrong.
-
-    Args:
-        row: of `Trajectory.measure`, with its case's `dtype`; `gradient_errors` is no list where
-            one of them was not finite.
+    the row's dtype. A gradient that is missing or not finite is wrong; where one was not finite,
+    `gradient_errors` is no list.
     """
     dtype = getattr(torch, row["dtype"])
     names, baseline = row["parameters"], row["usual_errors"]
@@ -158,18 +146,12 @@ def wrong_gradients(row: Mapping[str, Any]) -> list[str]:
 
 
 def loss_distances(rows: Iterable[Mapping[str, Any]]) -> tuple[dict[str, float], float]:
-    """For the second rule: by arm, how far its loss is off that of exact gradients, and how far it
-    may be: `check.TIMES_EAGER` times Hugging Face's and `check.FLOOR_ROUNDOFFS` roundoffs of fp32,
+    """The second rule: by arm, how far its loss is off that of exact gradients, and how far it may
+    be: `check.TIMES_EAGER` times Hugging Face's and `check.FLOOR_ROUNDOFFS` roundoffs of fp32,
     which losses have in every dtype of weights. NaN is too far.
 
-    A distance is the root mean square over all steps of the seeds that every arm has.
-
-    Args:
-        rows: of `train`, with their cases' `provider` and `seed`; all of as many steps.
-
-    Returns:
-        An empty dictionary and NaN where exact gradients, Hugging Face or a seed that all have are
-        lacking.
+    A distance is the root mean square over all steps of the seeds that every arm has. Where exact
+    gradients, Hugging Face or such a seed are lacking, there is none.
     """
     runs: dict[str, dict[int, list[float]]] = {}
     for row in rows:

@@ -33,14 +33,10 @@ serves fp32 there, gives it ready to be merged. On CUDA it also keeps a few numb
 generator's state, and its fp32 backend pads T to a multiple of 32: neither is counted.
 """
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 from fusedlib.bench.arguments import require_known
 from study.models.transformer import BATCH_SIZE, TransformerConfig
-
-Precision = Literal["fp32", "bf16 autocast", "bf16"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 class Widths(NamedTuple):
@@ -51,27 +47,11 @@ class Widths(NamedTuple):
     product: int
 
 
-_WIDTHS: dict[str, Widths] = {
-    "fp32": Widths(4, 4, 4),
-    "bf16 autocast": Widths(4, 4, 2),
-    "bf16": Widths(2, 2, 2),
-}
+_WIDTHS = {
+    "fp32": Widths(4, 4, 4), "bf16 autocast": Widths(4, 4, 2), "bf16": Widths(2, 2, 2)
+}  # fmt: skip
+PRECISIONS = tuple(_WIDTHS)
 _WIDE = 4  # norms and the loss are computed in fp32
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Tensors of one kind that a part keeps: how many, and the bytes of each."""
-
-    part: str
-    what: str
-    count: int
-    each: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all of them."""
-        return self.count * self.each
 
 
 def widths(precision: str) -> Widths:
@@ -81,52 +61,35 @@ def widths(precision: str) -> Widths:
 
 
 def tensor_bytes(shape: TransformerConfig, precision: str, batch_size: int = BATCH_SIZE) -> int:
-    """Bytes of one activation (B, T, D) of the residual stream: batch · context · d_model · width.
-
-    T is the shape's `context_length`.
-    """
+    """Bytes of one activation of the residual stream: batch · context · d_model · width."""
     return batch_size * shape.context_length * shape.d_model * widths(precision).stream
 
 
-def of_block(
+def block_bytes(
     shape: TransformerConfig, precision: str, device: str, batch_size: int = BATCH_SIZE
-) -> list[Kept]:
+) -> int:
     """What one block keeps, at the shape's context length and attention."""
     tokens, product = batch_size * shape.context_length, widths(precision).product
-    inner = tokens * shape.d_ff * product
-    return [
-        *_norm("attention norm", tokens, shape.d_model),
-        _norm_output("attention", tokens, shape.d_model, precision, readers=3),
-        Kept("attention", "q, k, v, mixed heads", 4, tokens * shape.d_model * product),
-        *_scores(shape, precision, device, batch_size),
-        *_norm("mlp norm", tokens, shape.d_model),
-        _norm_output("mlp", tokens, shape.d_model, precision, readers=2),
-        Kept("mlp", "gate, silu(gate), up, h", 4, inner),
-    ]
+    heads = 4 * tokens * shape.d_model * product  # q, k, v, mixed
+    inner = 4 * tokens * shape.d_ff * product  # gate, silu(gate), up, h
+    norms = _norm_bytes(shape, precision, batch_size, 3) + _norm_bytes(
+        shape, precision, batch_size, 2
+    )
+    return norms + heads + inner + _scores_bytes(shape, precision, device, batch_size)
 
 
-def of_head(shape: TransformerConfig, precision: str, batch_size: int = BATCH_SIZE) -> list[Kept]:
-    """What comes after the blocks: the last norm, the output layer and the loss."""
-    tokens = batch_size * shape.context_length
-    return [
-        *_norm("last norm", tokens, shape.d_model),
-        _norm_output("output", tokens, shape.d_model, precision, readers=1),
-        Kept("loss", "log-softmax", 1, tokens * shape.vocab_size * _WIDE),
-        Kept("loss", "sum of the targets' weights", 1, _WIDE),
-    ]
-
-
-def total(kept: list[Kept]) -> int:
-    """Bytes of all of them."""
-    return sum(item.nbytes for item in kept)
+def head_bytes(shape: TransformerConfig, precision: str, batch_size: int = BATCH_SIZE) -> int:
+    """What comes after the blocks keeps: the last norm, the output layer and the loss."""
+    log_softmax = batch_size * shape.context_length * shape.vocab_size * _WIDE
+    return _norm_bytes(shape, precision, batch_size, 1) + log_softmax + _WIDE
 
 
 def saved_bytes(
     shape: TransformerConfig, precision: str, device: str, batch_size: int = BATCH_SIZE
 ) -> int:
     """All that a forward pass keeps besides weights and their casts: L blocks and the head."""
-    block = total(of_block(shape, precision, device, batch_size))
-    return shape.num_layers * block + total(of_head(shape, precision, batch_size))
+    block = block_bytes(shape, precision, device, batch_size)
+    return shape.num_layers * block + head_bytes(shape, precision, batch_size)
 
 
 def block_cast_bytes(shape: TransformerConfig, precision: str) -> int:
@@ -158,33 +121,23 @@ def loss_temporaries(
     return {"forward": logits * (product + copy), "backward": logits * 2 * _WIDE}
 
 
-def _norm(part: str, tokens: int, d_model: int) -> list[Kept]:
-    return [
-        Kept(part, "input, input / rms", 2, tokens * d_model * _WIDE),
-        Kept(part, "1 / rms", 1, tokens * _WIDE),
-    ]
+def _norm_bytes(shape: TransformerConfig, precision: str, batch_size: int, readers: int) -> int:
+    """A norm's input, input / rms and 1 / rms; and its output, which the products that read it
+    keep: under autocast each has a copy of its own.
+    """
+    tokens, (weight, _, product) = batch_size * shape.context_length, widths(precision)
+    outputs = 1 if weight == product else readers
+    return tokens * ((2 * shape.d_model + 1) * _WIDE + outputs * shape.d_model * product)
 
 
-def _norm_output(part: str, tokens: int, d_model: int, precision: str, readers: int) -> Kept:
-    """The product that reads it keeps it; under autocast each has a copy of its own."""
-    weight, _, product = widths(precision)
-    copies = 1 if weight == product else readers
-    return Kept(part, "the norm's output", copies, tokens * d_model * product)
-
-
-def _scores(shape: TransformerConfig, precision: str, device: str, batch_size: int) -> list[Kept]:
+def _scores_bytes(shape: TransformerConfig, precision: str, device: str, batch_size: int) -> int:
+    """What attention keeps between q, k, v and the mixed heads."""
     rows = batch_size * shape.num_heads * shape.context_length
     weight, _, product = widths(precision)
     if shape.attention == "sdpa":
-        ready = device == "cuda" and precision == "fp32"
-        apart = 0 if ready else rows * shape.head_dim * product
-        return [
-            Kept("attention", "log of the softmax's sums", 1, rows * _WIDE),
-            Kept("attention", "its output, heads apart", 1, apart),
-        ]
+        is_ready = device == "cuda" and precision == "fp32"
+        apart = 0 if is_ready else rows * shape.head_dim * product
+        return rows * _WIDE + apart
     softmax_in_fp32 = weight != product and device == "cuda"
-    each = rows * shape.context_length * (_WIDE + product if softmax_in_fp32 else product)
-    return [
-        Kept("attention", "attention weights", 1, each),
-        Kept("attention", "causal mask", 1, shape.context_length**2),
-    ]
+    each = _WIDE + product if softmax_in_fp32 else product
+    return rows * shape.context_length * each + shape.context_length**2

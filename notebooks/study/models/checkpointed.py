@@ -14,16 +14,13 @@ Nested, each block of a segment that runs again is checkpointed in turn:
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fusedlib.bench.arguments import require_known
 from study.models import activations
 from study.models.transformer import BATCH_SIZE, Transformer, TransformerConfig
-
-Kind = Literal["none", "first", "segments", "nested"]
 
 
 @dataclass(frozen=True)
@@ -32,26 +29,13 @@ class CheckpointPlan:
 
     "none"; "first": each of the first `size` blocks by itself; "segments": all, in segments of
     `size` blocks; "nested": segments whose blocks are checkpointed again.
-
-    Raises ValueError for an unknown kind, a size below 1, or one that "none" cannot have.
     """
 
-    kind: Kind
+    kind: Literal["none", "first", "segments", "nested"]
     size: int = 0
 
-    def __post_init__(self) -> None:
-        require_known("kind of checkpointing", self.kind, get_args(Kind))
-        if (self.kind == "none") != (self.size == 0) or self.size < 0:
-            raise ValueError(
-                f"{self.kind!r} cannot have size {self.size}: 'none' has size 0, all others count "
-                "blocks from 1"
-            )
-
     def segments(self, layers: int) -> list[range]:
-        """The segments of blocks 0 .. layers - 1 that are checkpointed, in order.
-
-        Raises ValueError when `size` exceeds the number of layers.
-        """
+        """The segments of blocks 0 .. layers - 1 that are checkpointed, in order."""
         if self.size > layers:
             raise ValueError(f"{self.kind} of {self.size} blocks, but the model has {layers}")
         if self.kind == "none":
@@ -60,24 +44,9 @@ class CheckpointPlan:
             return [range(at, at + 1) for at in range(self.size)]
         return [range(at, min(at + self.size, layers)) for at in range(0, layers, self.size)]
 
-    def passes(self, layers: int) -> float:
-        """Forward passes through the blocks that a step makes, the first one included.
-
-        Nested, a segment's last block has no follower that waits for its output, so torch does not
-        run it twice again.
-        """
-        lengths = [len(segment) for segment in self.segments(layers)]
-        again = sum(lengths)
-        if self.kind == "nested":
-            again += sum(length - 1 for length in lengths)
-        return 1 + again / layers
-
 
 def forward(model: Transformer, tokens: Tensor, plan: CheckpointPlan) -> Tensor:
-    """`model(tokens)` with checkpoints: tokens (B, T) -> logits (B, T, V), gradients the same.
-
-    Raises ValueError when the plan does not fit the model.
-    """
+    """`model(tokens)` with checkpoints: tokens (B, T) -> logits (B, T, V), gradients the same."""
     blocks: list[Callable[[Tensor], Tensor]] = [partial(b, rope=model.rope) for b in model.blocks]
     segments = plan.segments(len(blocks))
     x, done = model.embedding(tokens), 0
@@ -113,11 +82,11 @@ def held_bytes(
     peak is the largest of them, but for what comes and goes inside a block.
     """
     layers, segments = shape.num_layers, plan.segments(shape.num_layers)
-    kept = activations.of_block(shape, precision, device, batch_size)
-    block, cast = activations.total(kept), activations.block_cast_bytes(shape, precision)
+    block = activations.block_bytes(shape, precision, device, batch_size)
+    cast = activations.block_cast_bytes(shape, precision)
     entry = activations.tensor_bytes(shape, precision, batch_size)
     inputs, plain = len(segments) * entry, layers - sum(map(len, segments))
-    head = activations.total(activations.of_head(shape, precision, batch_size))
+    head = activations.head_bytes(shape, precision, batch_size)
     casts = activations.cast_weights(shape, precision)
     passing = activations.loss_temporaries(shape, precision, batch_size)
     held = inputs + plain * block + head
