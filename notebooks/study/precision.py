@@ -6,6 +6,7 @@ growth          error against the number of terms, by format, method and distrib
 stagnation      where a sum of equal terms stops growing
 torch_sum       is a sum of half-precision terms accumulated in half precision?
 torch_matmul    what do set_float32_matmul_precision and the reduced-precision reductions change?
+flags           the same at many shapes of one K
 autocast        which operations run in half precision, which in fp32, which follow their input?
 tensor_core     where the tensor core's accumulation errs
 linear          error of fp32 linear layers against K
@@ -45,6 +46,8 @@ QUICK: dict[str, Any] = {
     "reduced_k": 32_768,  # K of the fp16 and bf16 products with reduced reductions
     "core_max_k": 16_384,  # largest K in the tensor core
     "core_step": 4,  # factor from one K in the tensor core to the next
+    "flag_k": 256,  # K of the products of all `flag_shapes`
+    "flag_shapes": ["1·256", "64·64", "256·256", "64·1024"],  # rows·columns of them
     "linear_ks": [256, 1024],  # inputs of linear layers, the K of their sums
     "linear_size": 256,  # their tokens and outputs; on Hopper 4096 are enough to split
     "batches": [2, 4, 64, 256],  # rows, with the one whose bits are watched
@@ -52,7 +55,8 @@ QUICK: dict[str, Any] = {
 }
 FULL: dict[str, Any] = QUICK | {
     "max_terms": 10_000_000, "matmul_size": 4096, "reduced_k": 262_144, "core_max_k": 131_072,
-    "core_step": 2,
+    "core_step": 2, "flag_k": 16_384,
+    "flag_shapes": ["1·4096", "64·64", "64·4096", "512·512", "4096·64", "4096·4096", "8192·11008"],
     "linear_ks": [256, 1024, 4096, 16_384, 65_536], "linear_size": 4096,
     "batches": [2, 4, 16, 64, 256, 1000, 1024, 4096, 8192], "batch_widths": [1024, 4096],
 }  # fmt: skip
@@ -82,6 +86,7 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
         *torch_products(s.matmul_size, s.reduced_k, devices),
         *autocast(devices),
         *tensor_cores(s.core_max_k, s.core_step),
+        *flags(s.flag_shapes, s.flag_k, where),
         *linears(s.linear_ks, s.linear_size, where),
         *neighbours(s.batches, s.batch_widths, where),
     ]
@@ -147,6 +152,17 @@ def torch_products(size: int, k: int, devices: Sequence[str]) -> list[dict[str, 
 
 def _precisions(names: Sequence[str]) -> list[dict[str, Any]]:
     return [{"provider": f'precision "{name}"', "precision": name} for name in names]
+
+
+def flags(shapes: Sequence[str], k: int, device: str) -> list[dict[str, Any]]:
+    """At each shape of one K: fp32 products at both settings that differ on a GPU, and those of
+    half precision whose partial sums may be added in half precision."""
+    sizes = [dict(zip("mn", map(int, text.split("·")), strict=True)) for text in shapes]
+    fp32 = [{"dtype": "fp32", "reduced_reduction": False} | one
+            for one in _precisions(PRECISIONS[:2])]  # fmt: skip
+    half = {"precision": "highest", "reduced_reduction": True, "provider": ALLOWED}
+    shared = {**FORWARD, "experiment": "flags", "distribution": "normal", "k": k, "device": device}
+    return grid(shared, size=sizes, way=[*fp32, *grid(half, dtype=HALVES)])
 
 
 def autocast(devices: Sequence[str]) -> list[dict[str, Any]]:
@@ -423,7 +439,7 @@ def _changed(one: Tensor, other: Tensor) -> float:
 
 MEASURES: dict[str, Callable[[Case], Figures]] = {
     "four_sums": measure_four_sum, "growth": measure_growth, "stagnation": measure_stagnation,
-    "torch_sum": measure_torch_sum, "torch_matmul": measure_matmul,
+    "torch_sum": measure_torch_sum, "torch_matmul": measure_matmul, "flags": measure_matmul,
     "autocast": measure_autocast, "tensor_core": tensor_core.measure, "linear": measure_linear,
     "neighbours": measure_neighbours,
 }  # fmt: skip

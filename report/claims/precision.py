@@ -44,12 +44,29 @@ def tensor_core(rows: pd.DataFrame) -> tuple[dict, bool]:
 )
 def flags(rows: pd.DataFrame) -> tuple[dict, bool]:
     """On a GPU fp32 products at "high" have {tf32:2×} the error of those at "highest". Allowing
-    reduced sums changes {reduced:2%} of the results of fp16 and bf16 products."""
+    reduced sums changes {reduced:2%} of the results of fp16 and bf16 products, with K = {k:,d}."""
     error = rows.groupby("provider")["relative_error"].median()
     halves = rows[rows["dtype"] != "fp32"]
     tf32 = error['precision "high"'] / error['precision "highest"']
-    say = {"tf32": tf32, "reduced": halves["changed_fraction"].max()}
+    say = {"tf32": tf32, "reduced": halves["changed_fraction"].max(), "k": halves["k"].max()}
     return say, tf32 > 10 and say["reduced"] == 0 and (halves["status"] == "ok").all()
+
+
+@claim(
+    "precision/flags-shapes",
+    of=lambda rows: rows.query("experiment == 'flags' and device == 'cuda'"),
+    repeats="same seeds",
+)
+def flags_shapes(rows: pd.DataFrame) -> tuple[dict, bool]:
+    """At each of {shapes:,d} shapes with K = {k:,d} the flags of reduced sums changed
+    {reduced:2%} of the results of fp16 and bf16 products. "high" changed at least {high:4%} of
+    fp32 products, but for a single row, where it changed none."""
+    halves, high = rows[rows["dtype"] != "fp32"], rows[rows["precision"] == "high"]
+    changed = high.set_index("m")["changed_fraction"]
+    several = changed[changed.index > 1].min()
+    say = {"shapes": len(high), "k": rows["k"].max(), "high": several,
+           "reduced": halves["changed_fraction"].max()}  # fmt: skip
+    return say, say["reduced"] == 0 and several > 0.999 and (changed[changed.index == 1] == 0).all()
 
 
 @claim(
