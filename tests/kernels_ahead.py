@@ -29,7 +29,7 @@ from fusedlib.ops.qkv import kernels as projections
 from fusedlib.ops.rope import function as rope
 from played_driver import play_driver
 from sass import show
-from study.accumulate_kernel import accumulate_fwd
+from study.product_kernel import accumulate_fwd
 
 Calls = Iterator[tuple[str, Callable[[], object]]]  # what is called, by name
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

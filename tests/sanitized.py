@@ -20,7 +20,7 @@ from fusedlib.ops.loss.function import linear_cross_entropy, linear_log_probs, p
 from fusedlib.ops.matmul.function import multiply
 from fusedlib.ops.mlp import route
 from fusedlib.ops.mlp.function import swiglu
-from study.accumulate_kernel import accumulate_fwd
+from study.product_kernel import accumulate_fwd
 from swiglu_checks import mlp as mlp_of
 
 RUNS: dict[str, Callable[[], None]] = {}

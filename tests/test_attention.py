@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fusedlib import rope
 from fusedlib.bench import check
 from fusedlib.bench.attempt import Wrong
-from study import attention, calls, causal, fits, paths, race, rivals, run
+from study import attention, calls, causal, fits, paths, race, rivals
 from study.allocator import peak
 from study.causal import AttentionProblem, draw, flops, traffic
 from study.models.transformer import plain_attention
@@ -280,12 +280,13 @@ def test_the_notebook_asks_torch_without_gradients_inside_a_model_and_with_share
         assert which(earlier, earlier, earlier) == "math"
 
 
-def test_a_rival_is_added_at_its_shapes_alone_and_another_text_is_refused():
-    cases = attention.cases(device="cpu", also=["inductor float32 64 256"])
-    course = [c for c in cases if c.get("provider") == "inductor" and c["grid"] == "course"]
-    assert {(c["head_dim"], c["context_length"]) for c in course} == {(64, 256)}
-    with pytest.raises(run.SizesError, match="a dtype, a width"):
-        run.races("attention", also=["inductor"])
+def test_flex_runs_in_fp32_at_the_first_context_alone():
+    sizes = {"contexts": [512, 256], "dtypes": ["float32", "bfloat16"]}
+    course = [c for c in attention.cases(device="cpu", also=["flex"], **sizes)
+              if c.get("provider") == "flex"]  # fmt: skip
+    assert {(c["head_dim"], c["dtype"], c["context_length"]) for c in course} == {
+        (64, "float32", 512), (64, "bfloat16", 512), (64, "bfloat16", 256),
+    }  # fmt: skip
 
 
 # --- ways to call it -----------------------------------------------------------------------------

@@ -209,11 +209,8 @@ USED = [
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with what follows from them.
-
-    The time of a wrong kernel, taken by the published protocol, stands beside the others' here:
-    `result` says which is wrong. `repair` is a link of `STEPS`. `peak_ratio` is Liger's peak over
-    that of a row.
+    """Rows with `result`, right or wrong, `repair`, a link of `STEPS`, and `peak_ratio`, Liger's
+    peak over that of a row. The time of a wrong kernel stands beside the others'.
     """
     at = ["machine", "set", "tokens", "hidden_size"]
     known = [*at, *USED, "status", "provider", "dtype", "precision", "launch", "direction"]
@@ -242,9 +239,8 @@ def from_tables(
     """The published grid, sweeps and peaks in the columns of the topic's own rows.
 
     `series` is "grid" where absolute figures are, "second version" where the kernel is its second
-    version, and "sweep" where factors alone are published. `ratio` is how many times as fast as
-    Liger. What is published as "backward" took three times as long as the forward pass: it
-    includes it.
+    version, and "sweep" where factors alone are published. What is published as "backward" took
+    three times as long as the forward pass: it includes it.
     """
     second = times["weight_gradient"].fillna(False).astype(bool)
     times = times.assign(

@@ -5,10 +5,8 @@ takes by itself, ways to call it in a model, and the ceilings.
 attention does not fit, or short ones, where `launch` is "python" or "graph".
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -31,7 +29,7 @@ QUICK: dict[str, Any] = {
     "widths": [64, 16],  # of the one head; the first with all implementations
     "dtypes": ["float32"],  # of all tensors
     "ways": ["all"],  # implementations, or all that need not compile
-    "also": [],  # more: "inductor float32 64", or at one context "flex float32 64 1024"
+    "also": [],  # who else at the first width, as inductor; flex in fp32 at the first context
     "published_contexts": [16, 32],  # of the published script's grid, fp32
     "published_widths": [256, 1024],
     "long_contexts": [],  # beyond the course's, until plain attention does not fit
@@ -46,12 +44,7 @@ QUICK: dict[str, Any] = {
 }
 FULL: dict[str, Any] = QUICK | {
     "contexts": [16384, 4096, 1024, 8192, 256], "widths": [64, 128, 16, 32],
-    "dtypes": ["float32", "bfloat16"],
-    "also": [
-        "inductor float32 64", "inductor bfloat16 64", "flex bfloat16 64", "flex float32 64 16384",
-        "flex float32 64 1024", "inductor float32 128", "inductor float32 16",
-        "inductor float32 32", "sdpa float32 64", "sdpa bfloat16 64", "sdpa bfloat16 128",
-    ],
+    "dtypes": ["float32", "bfloat16"], "also": ["inductor", "flex"],
     "published_contexts": [16, 32, 64, 128], "published_widths": [256, 1024, 4096, 8192, 16384],
     "long_contexts": [32768, 65536], "short_contexts": [16, 64, 256, 1024],
     "default_widths": [64, 100, 128, 256], "call_contexts": [1024, 4096, 16384],
@@ -80,17 +73,20 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
         shared, context_length=s.call_contexts, head_dim=s.call_widths, dtype=s.dtypes[-1:],
         launch=[*LAUNCHES],
     )  # fmt: skip
-    more = [_added(text) for text in s.also]
     few = [n for n in rivals.chosen(TASK, s.ways) if n == "plain" or causal.is_fused(n)]
-    script = ["plain", "inductor"] if s.also else ["plain"]
+    script = [name for name in ("plain", "inductor") if name == "plain" or name in s.also]
     first, others = s.widths[:1], s.widths[1:]
+    slow = {"provider": "flex", "dtype": "float32"}  # its products are IEEE's
+    course = [
+        c for c in races(shared, "course", s.contexts, first, s.dtypes, [*s.ways, *s.also])
+        if not slow.items() <= c.items() or c["context_length"] == s.contexts[0]
+    ]  # fmt: skip
     return [
-        *ceilings,
-        *races(shared, "course", s.contexts, first, s.dtypes, s.ways, more),
+        *ceilings, *course,
         *races(shared, "long", s.long_contexts, first, s.dtypes, few),
         *races(shared, "published", s.published_contexts, s.published_widths, ["float32"], script),
-        *races(shared, "course", s.contexts, others, s.dtypes[:1], few, more),
-        *races(shared, "course", s.contexts[:1], others, s.dtypes[1:], few, more),
+        *races(shared, "course", s.contexts, others, s.dtypes[:1], few),
+        *races(shared, "course", s.contexts[:1], others, s.dtypes[1:], few),
         *races(shared, "short", s.short_contexts, first, s.dtypes, [*few, "sdpa"]),
         *asked, *called,
     ]  # fmt: skip
@@ -98,35 +94,15 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
 
 def races(
     shared: Case, name: str, contexts: Iterable[int], widths: Iterable[int],
-    dtypes: Iterable[str], names: Sequence[str], more: Iterable[tuple[str, Case]] = (),
+    dtypes: Iterable[str], names: Sequence[str],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A case a shape, direction, way to launch and rival. A backward pass alone is in no graph.
-
-    Args:
-        more: further rivals, each with the fields of a shape at which it is measured.
-    """
-    listed: list[dict[str, Any]] = []
-    launches = [{"launch": launch} for launch in LAUNCHES] if name == "short" else [{}]
-    for dtype, width, context in product(dtypes, widths, contexts):
-        shape = {"context_length": context, "head_dim": width, "dtype": dtype}
-        here = [one for one, at in more if all(str(shape[n]) == at[n] for n in at)]
-        listed += grid(
-            {**shared, "grid": name, **shape}, direction=DIRECTIONS, launch=launches,
-            provider=rivals.chosen(TASK, [*names, *here]),
-        )  # fmt: skip
+    """A case a shape, direction, way to launch and rival; a backward pass alone is in no graph."""
+    listed = grid(
+        {**shared, "grid": name}, dtype=dtypes, head_dim=widths, context_length=contexts,
+        direction=DIRECTIONS, launch=LAUNCHES if name == "short" else [{}],
+        provider=rivals.chosen(TASK, names),
+    )  # fmt: skip
     return [c for c in listed if c.get("launch") != "graph" or c["direction"] != "backward"]
-
-
-def _added(text: str) -> tuple[str, dict[str, str]]:
-    """A rival's name and the fields at which it is measured besides."""
-    match = re.fullmatch(r"(\S+) (?P<dtype>\S+) (?P<head_dim>\d+)( (?P<context_length>\d+))?", text)
-    if match is None:
-        raise ValueError(
-            "give a rival, a dtype, a width and at will a context, 'inductor float32 64' or "
-            f"'flex float32 64 1024', got {text!r}"
-        )
-    fields = {name: value for name, value in match.groupdict().items() if value}
-    return rivals.get(TASK, match[1]).name, fields
 
 
 def measure(race: list[Case]) -> list[Row]:
@@ -173,14 +149,9 @@ NUMBERS = [*SHAPE[:3], "kept_mib", "peak_mib", "flops_per_s", "bytes_per_s"]
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with what follows from them.
-
-    `fused` tells whether an implementation keeps no T × T matrix. Saved for backward and the peak,
-    in B × T × T matrices: `kept_squares` and `peak_squares`, and plain attention's peak by hand,
-    `peak_counted`; ways to call it have none of these.
-    Of implementations whose work can be counted, at the ceilings of the same set: `products_ms` and
-    `traffic_ms`, the least that FLOPs and bytes take, and `bound_share`, the larger of the two over
-    the time.
+    """Rows with what is saved and the peak in B × T × T matrices, plain attention's peak also by
+    hand, and, of implementations whose work can be counted, the least time that FLOPs and bytes
+    take at the ceilings of the same set, and the larger of the two over the time, `bound_share`.
     """
     used = ["experiment", "ceiling", "direction", "device", "dtype", "set", "backend", "median_ms",
             *NUMBERS]  # fmt: skip

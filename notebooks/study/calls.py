@@ -1,9 +1,6 @@
 """Ways to call `scaled_dot_product_attention` in a model: Q and K are rotated first, by
-`fusedlib.rope`, and torch then takes the backend by itself.
-
-The mask is the flag `is_causal` or a tensor of booleans, made once. Heads whose width is no
-multiple of eight stay as they are, so that torch pads them where a backend asks for it, or
-`rope` writes Q and K into wider ones, V is padded, and the output cut.
+`fusedlib.rope`, and torch then takes the backend by itself. Heads whose width is no multiple of
+eight stay as they are, or `rope` writes Q and K into wider ones, V is padded, and the output cut.
 """
 
 from functools import partial

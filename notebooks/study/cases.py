@@ -17,14 +17,8 @@ Case = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a case.
-
-    Attributes:
-        case: as it was given.
-        status: one of `STATUSES`; "ok" where there is a time.
-        reason: why there is none.
-        figures: by name, such as `median_ms` and `y_error`. Rows of one `session` were timed in
-            turns, sample by sample.
+    """What became of a case: one of `STATUSES`, a reason where it is not "ok", and figures by name,
+    such as `median_ms`. Rows of one `session` were timed in turns, sample by sample.
     """
 
     case: Case

@@ -3,13 +3,10 @@
     P = softmax(Q Kᵀ / √E + mask)      Q, K, V, O (B, 1, T, E): B sequences of T tokens, one head
     O = P V
 
-**FLOPs.** A product of the T × T matrix with a T × E one takes 2 T² E a sequence. Forward has two
-(Q Kᵀ, P V), backward four (dV, dP, dQ, dK). Who keeps no T × T matrix computes the scores again, a
-fifth, and leaves out what lies above the diagonal, about half of each (Dao 2023).
-
-**Memory.** Plain attention keeps P, B T² elements, for the backward pass, and the mask, T² bytes.
-In the backward pass P, dP and dS are alive at once, and on CUDA P ∘ dP, which torch's softmax
-backward writes before it sums its rows. What is fused keeps O and a logsumexp a row.
+A product of the T × T matrix with a T × E one takes 2 T² E FLOPs a sequence: two forward, four
+backward. Who keeps no T × T matrix computes the scores again, a fifth, and leaves out what lies
+above the diagonal, about half of each (Dao 2023). Plain attention keeps P and the mask; in its
+backward pass P, dP and dS are alive at once, and on CUDA P ∘ dP, before torch sums its rows.
 """
 
 import re
@@ -209,11 +206,7 @@ def sdpa(operands: Operands) -> Workload:
 
 
 def chosen(case: Case) -> dict[str, Any]:
-    """The backend that `scaled_dot_product_attention` takes by itself, by autograd's node.
-
-    Args:
-        case: a shape, and `mask`: "flag" for is_causal=True, "tensor" for a mask of booleans.
-    """
+    """The backend that `scaled_dot_product_attention` takes by itself, by autograd's node."""
     query, key, value = draw(AttentionProblem.of(case), case["device"]).leaves().values()
     ones = torch.ones(2 * query.shape[-2:-1], dtype=torch.bool, device=case["device"])
     mask = ones.tril() if case["mask"] == "tensor" else None

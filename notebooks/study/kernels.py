@@ -11,7 +11,6 @@ from typing import Any
 
 import pandas as pd
 
-from fusedlib.bench.arguments import require_known
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.turns import LAUNCHES
 from study import lengths, mlp, rivals, roofline
@@ -64,13 +63,12 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
     """What is measured: races in turns and under load, and changing lengths."""
     s = sized(PROFILES, profile, sizes)
     device = device_of(s.device)
-    require_known("half_dtypes", s.half_dtypes, ["bfloat16", "float16"])
     rest = {"device": device, "repetitions": s.repetitions}
     listed: list[dict[str, Any]] = []
-    groups = [("models", s.models, LAUNCHES[:1]), ("tuned", s.tuned, LAUNCHES)]
-    for group, shapes, launches in groups:
+    groups = [("models", s.models), ("tuned", s.tuned)]
+    for group, shapes in groups:
         half: dict[str, Any] = {"group": group, "dtype": "bfloat16", "directions": BOTH_WAYS}
-        listed += races(shapes, [*s.rivals, *s.also], launches=launches, **half, **rest)
+        listed += races(shapes, [*s.rivals, *s.also], **half, **rest)
     for precision in ("highest", "high"):
         listed += races(
             s.large_fp32, [*s.rivals, *s.also_fp32], group="large fp32", dtype="float32",
@@ -83,7 +81,7 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
                 directions=BOTH_WAYS, launches=LAUNCHES if width <= GRAPH_WIDTH else LAUNCHES[:1],
                 **rest,
             )  # fmt: skip
-    for group, shapes, _ in groups:
+    for group, shapes in groups:
         load = races(
             shapes, s.under_load, group=group, dtype="bfloat16", directions=BOTH_WAYS,
             device=device, repetitions=1,
@@ -105,12 +103,7 @@ def races(
     device: str, repetitions: int, precision: str = "highest",
     launches: Sequence[str] = LAUNCHES[:1], directions: Sequence[str] = DIRECTIONS,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A case a shape, direction, launch and rival; a backward alone is launched from Python only.
-
-    Args:
-        shapes: "tokens·hidden·intermediate", with · or x, or the three numbers.
-        names: of rivals; `all` for every one that is registered.
-    """
+    """A case a shape, direction, launch and rival; a backward alone is in no graph."""
     every = grid(
         {"experiment": "race", "group": group, "device": device, "repetitions": repetitions},
         problem=[
@@ -157,11 +150,8 @@ MODELS = {
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with what follows from them.
-
-    `shape` and `model` are the layer's, `tflops` the products' 10¹² operations a second. Of
-    changing lengths `new_length_ms` is the median over calls that compiled nothing: the first of a
-    length less the second.
+    """Rows with `shape` and `model`, `tflops` of the products, and `new_length_ms`, the first call
+    of a length less the second, the median over calls that compiled nothing.
     """
     used = [*SHAPE, "flops", "median_ms", "first_ms", "second_ms", "made"]
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *used])))

@@ -231,11 +231,8 @@ _PLAIN = {"fused": PLAIN, "fused-input": PLAIN_INPUT}
 
 
 def of(rival_name: str, path: str | None = None, dtype: str = "bfloat16") -> Ledger | None:
-    """The ledger of a rival; None where nobody has counted it.
-
-    Args:
-        path: what ours ran, as in its rows: kernels by default, or "plain PyTorch".
-        dtype: in fp32 our kernels split their factors.
+    """The ledger of a rival by the path that ran, kernels or "plain PyTorch", in fp32 with split
+    factors; None where nobody has counted it.
     """
     if isinstance(path, str) and path.startswith("plain"):
         return _PLAIN.get(rival_name, LEDGERS.get(rival_name))

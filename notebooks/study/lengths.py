@@ -67,17 +67,13 @@ def in_one_process(
     rival_name: str, hidden_size: int, intermediate_size: int, dtype: str, device: str,
     warmed: bool, tokens: Sequence[int],
 ) -> dict[str, Any]:  # fmt: skip
-    """Milliseconds of the first and the second call of each length, by the host's clock.
+    """Milliseconds of the first and the second call of each length, by the host's clock, and how
+    many kernels the first one compiled (`made`). A call waits for an idle device, runs forward and
+    backward, and waits again. torch holds enough memory beforehand for no rival to ask the driver
+    for more. Afterwards y and all gradients are held against the truth at two lengths.
 
-    A call waits for an idle device, runs forward and backward, and waits again. The weights stay
-    where they are, and torch holds enough memory beforehand for no rival to ask the driver for
-    more. Afterwards y and all gradients are held against the truth at two lengths.
-
-    Returns:
-        `first_ms`, `second_ms` and `made`, the kernels that the first call compiled for the GPU, in
-        the order of the calls; `first_use_ms`, the very first call; `compile_s`, what calls that
-        compiled took over their second ones; `binaries`, all that were compiled; `warm_s` of
-        `fusedlib.warm_up`, None without it; and the rival's facts.
+    `first_use_ms` is the very first call; `compile_s` what calls that compiled took over their
+    second ones; `warm_s` what `fusedlib.warm_up` took, None without it.
     """
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder

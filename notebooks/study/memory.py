@@ -12,7 +12,6 @@ import pandas as pd
 import torch
 
 from fusedlib import reference
-from fusedlib.bench.arguments import require_least
 from fusedlib.bench.attempt import forget_compiled, free_memory
 from study import ledger, mlp, rivals
 from study.allocator import kept, mib_of, passed
@@ -66,27 +65,18 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
     listed = [(mlp.sizes(shape), "bfloat16", s.rivals) for shape in s.shapes]
     listed += [((n, *first), "bfloat16", s.everywhere) for n in s.tokens if s.shapes]
     listed += [((n, width, width), "float32", s.everywhere) for n, width in squares]
-    require_least(1, layers=s.layers)
     found = []
     for shape, dtype, names in listed:
-        alone = [n for n in rivals.chosen(TASK, names) if n not in _bounds()]
-        fields = device | _fields(shape, dtype)
+        chosen = rivals.chosen(TASK, names)
+        alone = [n for n in chosen if "bound" not in rivals.get(TASK, n).traits]
+        fields = device | dict(zip(SHAPE, (*shape, dtype), strict=True))
         found += grid(fields, experiment=("saved", "step"), provider=alone)
     for shape, dtype in ((s.stack_fp32, "float32"), (s.stack_bf16, "bfloat16")):
-        fields = {"experiment": "stack"} | device | _fields(mlp.sizes(shape), dtype)
+        fields = {"experiment": "stack", **device}
+        fields |= dict(zip(SHAPE, (*mlp.sizes(shape), dtype), strict=True))
         modules = rivals.chosen(MODULE, s.everywhere)
         found += grid(fields, layers=s.layers, held=(False, True), provider=modules)
     return found
-
-
-def _bounds() -> set[str]:
-    return {name for task, name in rivals.RIVALS if task == TASK
-            and "bound" in rivals.get(TASK, name).traits}  # fmt: skip
-
-
-def _fields(shape: tuple[int, int, int], dtype: str) -> dict[str, Any]:
-    problem = SwiGLUProblem(*shape, dtype)
-    return {name: getattr(problem, name) for name in SHAPE}
 
 
 def measure(race: list[Case]) -> list[Row]:
@@ -173,13 +163,9 @@ NUMBERS = [*SHAPE[:3], "operands_mib", "dy_mib", "peak_mib", "saved_mib", "total
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with what follows from them.
-
-    Of a layer `shape` and `saved_f`, what is saved in units of F. Of a step `peak_at`, `counted`
-    and `counted_mib`, the peak by the ledger of the path that ran; `whole_mib`, the peak with
-    weights and inputs; `beside_liger`, how fusedlib's peak compares with Liger's, in words. Of a
-    stack `layer_mib`, the peak over that of the stack before it, a layer, and `in_weights`, the
-    peak a layer over the weights of one.
+    """Rows with `saved_f`, what is saved in units of F, a step's peak by the ledger of what ran,
+    with weights and inputs (`whole_mib`) and beside Liger's in words; and of a stack `layer_mib`,
+    MiB of one more layer, and `in_weights`, the peak a layer over the weights of one.
     """
     used = [*SHAPE, *NUMBERS, "held", "path", "set", "experiment", *_PARTS]
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *used])))

@@ -29,7 +29,6 @@ from study.operation import Operation
 from study.rivals import Bound, Task, Workload, rival
 from study.settings import DTYPES
 
-PRECISIONS = ("highest", "high")
 PLAIN_PATH = "plain PyTorch"
 """`path` of a row whose rival ran no kernel of ours."""
 
@@ -76,20 +75,15 @@ class SwiGLUProblem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the matrix products, a multiply-add as two: three products
-        forward and six backward, each 2 · tokens · hidden · intermediate. The activation's
-        O(tokens · intermediate) and whatever a rival computes twice do not count.
+        """FLOPs of the matrix products: three forward and six backward, each 2 · tokens · hidden ·
+        intermediate. The activation's and what a rival computes twice do not count.
         """
         product = 2 * self.tokens * self.hidden_size * self.intermediate_size
         return product * {"forward": 3, "backward": 6, "forward+backward": 9}[self.direction]
 
     @property
     def compulsory_bytes(self) -> int:
-        """Fewest bytes through device memory: each input read once, each result written once.
-
-        Forward x, 3 weights, y; backward x, 3 weights, dy, dx, 3 gradients; both together x,
-        3 weights, dy, y, dx, 3 gradients.
-        """
+        """Fewest bytes through device memory: x, weights, y, dy, dx and gradients, each once."""
         weights = 3 * self.hidden_size * self.intermediate_size
         activations = self.tokens * self.hidden_size
         count = {
@@ -303,7 +297,7 @@ def liger_mlp(inputs: Inputs) -> Workload:
 )  # fmt: skip
 def triton_tf32x3(inputs: Inputs) -> Workload:
     """PyTorch's lines, each product one Triton kernel, tl.dot with input_precision="tf32x3"."""
-    from study.tf32x3_kernel import Linear
+    from study.product_kernel import Linear
 
     leaves = inputs.leaves()
 

@@ -301,7 +301,7 @@ def turn(case: Case) -> Turn:
 
 # --- rows ----------------------------------------------------------------------------------------
 
-EPOCH = ("correct", "test_loss", "gate_change", "up_change", "gate_gradient_norm", "train_s")
+EPOCH = ("correct", "test_loss", "gate_change", "gate_gradient_norm", "train_s")
 """Figures of an epoch; a run has a list of each, `epoch_correct` and so on."""
 TRAIN_S, BY_PROTOCOL = "epoch_train_s", "published_protocol_epoch_train_s"
 USED = [*(f"epoch_{name}" for name in EPOCH), BY_PROTOCOL, "losses", "epochs", "test_images",
@@ -309,11 +309,8 @@ USED = [*(f"epoch_{name}" for name in EPOCH), BY_PROTOCOL, "losses", "epochs", "
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with what follows from them.
-
-    The lists of a wrong kernel's times, taken by the published protocol, stand beside the others'.
-    Of a run the figures of its last epoch: `epoch`, those in `EPOCH`, `correct` and `test_error` as
-    shares of the test images, and `late_loss`, the mean training loss.
+    """Rows with the figures of a run's last epoch: `epoch`, those in `EPOCH`, `test_error`, and
+    `late_loss`, the mean training loss. A wrong kernel's times stand beside the others'.
     """
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *USED])))
     rows = rows.assign(**{TRAIN_S: rows[TRAIN_S].where(rows[TRAIN_S].notna(), rows[BY_PROTOCOL])})

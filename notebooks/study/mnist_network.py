@@ -249,11 +249,8 @@ class Trainer(step_clock.Trainer):
 
 
 class GraphStep:
-    """The same step captured in a CUDA graph, for batches of one size.
-
-    The steps that warm it up are undone: weights, the optimizer's state and the generator are as
-    before, so that it goes on where the trainer was. Gradients lie in the graph's memory and are
-    written anew by each replay.
+    """The same step captured in a CUDA graph, for batches of one size. The steps that warm it up
+    are undone, so that it goes on where the trainer was; each replay writes the gradients anew.
     """
 
     WARMUP = 3

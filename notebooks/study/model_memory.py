@@ -121,11 +121,9 @@ def measure(race: list[Case]) -> list[Row]:
 
 
 def moments(case: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Bytes of a pass by formula at the moments of which one is the peak, by category.
-
-    `forward`: the loss has been computed; `loss`: its backward has begun; `update`: AdamW has every
-    gradient. Temporaries are counted around the loss and in AdamW, which on CUDA takes the square
-    roots of all second moments at once, elsewhere weight by weight, divided into a second tensor.
+    """Bytes of a pass by formula, by category, when the loss has been computed, when its backward
+    has begun, and when AdamW has every gradient. On CUDA AdamW takes the square roots of all second
+    moments at once, elsewhere weight by weight, divided into a second tensor.
     """
     shape, precision = shape_of(case), str(case["precision"])
     mode, batch, device = case["mode"], int(case["batch_size"]), str(case["device"])
@@ -379,13 +377,9 @@ SETTING = ("model", "context_length", "batch_size", "attention", "precision", "d
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with what follows from them.
-
-    Of every row `setting`, the model with its tokens; `peak_gib` and `counted_gib`, the peak
-    measured and by formula, and `over`, by what share it lies above; `asked_gib` and
-    `reserved_gib`, the most that was asked of CUDA's allocator, which hands out whole blocks, and
-    the most that it held in reserve. Of a plan `plan`, `blocks` and `plan_name`; `ratio`, its time
-    over that of no checkpoint in the same turns, which is 1 for no checkpoint where that ran.
+    """Rows with the peak measured and by formula, `over`, by what share it lies above, and what was
+    asked of CUDA's allocator and held in reserve; a plan with its name and its time over that of no
+    checkpoint in the same turns, which is 1 for no checkpoint where that ran.
     """
     used = ["peak_mib", *_ALLOCATOR, "ratio", "mode", "experiment", "provider", "status", *SETTING]
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *used])))

@@ -1,23 +1,10 @@
 """Precision: what number formats, sums, torch's settings and tensor cores lose.
 
-experiment      question
-four_sums       0.01 added a thousand times, four ways, as published; each error split in two
-growth          error against the number of terms, by format, method and distribution
-stagnation      where a sum of equal terms stops growing
-torch_sum       is a sum of half-precision terms accumulated in half precision?
-torch_matmul    what do set_float32_matmul_precision and the reduced-precision reductions change?
-flags           the same at many shapes of one K
-autocast        which operations run in half precision, which in fp32, which follow their input?
-tensor_core     where the tensor core's accumulation errs
-linear          error of fp32 linear layers against K
-neighbours      do a row's bits depend on the rows beside it?
-
 Nothing is timed: a case is one computation against the exact result, and a race often one case.
 The error of a computed sum s' of terms x_i that were meant to be X_i has two exact parts:
 s' - sum X_i = (sum x_i - sum X_i) + (s' - sum x_i), *representation* and *accumulation*.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import count, takewhile
@@ -27,7 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import fusedlib
 from fusedlib.bench.attempt import Unavailable, Wrong
@@ -64,7 +51,6 @@ PROFILES = {"quick": QUICK, "full": FULL}
 SEEDS = 5  # draws of each random sum
 FORWARD = {"direction": "forward"}
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HALVES = ("fp16", "bf16")
 ALLOWED, FORBIDDEN = (f"reduced-precision reduction {way}" for way in ("allowed", "forbidden"))
 ONE_BY_ONE = "one by one"
@@ -84,18 +70,11 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
         *stagnation(),
         *torch_sums(min(s.max_terms, 100_000), devices),
         *torch_products(s.matmul_size, s.reduced_k, devices),
-        *autocast(devices),
         *tensor_cores(s.core_max_k, s.core_step),
         *flags(s.flag_shapes, s.flag_k, where),
         *linears(s.linear_ks, s.linear_size, where),
         *neighbours(s.batches, s.batch_widths, where),
     ]
-
-
-def decades(largest: int) -> list[int]:
-    """1 and 3 times each power of ten from 10 up to `largest`."""
-    numbers = (m * 10**e for e in range(1, len(str(largest)) + 1) for m in (1, 3))
-    return [n for n in numbers if n <= largest]
 
 
 def four_sums(devices: Sequence[str]) -> list[dict[str, Any]]:
@@ -106,14 +85,17 @@ def four_sums(devices: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def growth(max_terms: int) -> list[dict[str, Any]]:
-    """Sums of more and more positive terms, one after another and pairwise."""
+    """Sums of more and more positive terms, one after another and pairwise: of 1 and 3 times each
+    power of ten.
+    """
+    numbers = (m * 10**e for e in range(1, len(str(max_terms)) + 1) for m in (1, 3))
     ways = [
         {"dtype": dtype, "method": method, "provider": f"{method} {dtype}"}
         for dtype in DTYPES for method in sums.SUMS
     ]  # fmt: skip
     shared = {**FORWARD, "experiment": "growth", "seed": 0, "device": "cpu"}
     shared |= {"distribution": "uniform", "seeds": SEEDS}
-    return grid(shared, n_terms=decades(max_terms), sum=ways)
+    return grid(shared, n_terms=[n for n in numbers if n <= max_terms], sum=ways)
 
 
 def stagnation() -> list[dict[str, Any]]:
@@ -140,35 +122,29 @@ def torch_products(size: int, k: int, devices: Sequence[str]) -> list[dict[str, 
     shared: Case = {**FORWARD, "experiment": "torch_matmul", "distribution": "normal"}
     square = {"dtype": "fp32", "reduced_reduction": False, "m": size, "n": size, "k": size}
     long = {"precision": "highest", "m": 64, "n": 64, "k": k, "device": "cuda"}
+    settings = [{"provider": f'precision "{name}"', "precision": name} for name in PRECISIONS]
     reductions = [
         {"provider": ALLOWED, "reduced_reduction": True},
         {"provider": FORBIDDEN, "reduced_reduction": False},
     ]
     return [
-        *grid({**shared, **square}, device=devices, precision=_precisions(PRECISIONS)),
+        *grid({**shared, **square}, device=devices, precision=settings),
         *grid({**shared, **long}, dtype=HALVES, reduction=reductions),
     ]
-
-
-def _precisions(names: Sequence[str]) -> list[dict[str, Any]]:
-    return [{"provider": f'precision "{name}"', "precision": name} for name in names]
 
 
 def flags(shapes: Sequence[str], k: int, device: str) -> list[dict[str, Any]]:
     """At each shape of one K: fp32 products at both settings that differ on a GPU, and those of
     half precision whose partial sums may be added in half precision."""
     sizes = [dict(zip("mn", map(int, text.split("·")), strict=True)) for text in shapes]
-    fp32 = [{"dtype": "fp32", "reduced_reduction": False} | one
-            for one in _precisions(PRECISIONS[:2])]  # fmt: skip
+    fp32 = [
+        {"dtype": "fp32", "reduced_reduction": False, "precision": name,
+         "provider": f'precision "{name}"'}
+        for name in PRECISIONS[:2]
+    ]  # fmt: skip
     half = {"precision": "highest", "reduced_reduction": True, "provider": ALLOWED}
     shared = {**FORWARD, "experiment": "flags", "distribution": "normal", "k": k, "device": device}
     return grid(shared, size=sizes, way=[*fp32, *grid(half, dtype=HALVES)])
-
-
-def autocast(devices: Sequence[str]) -> list[dict[str, Any]]:
-    """One case an operation and device."""
-    shared = {**FORWARD, "experiment": "autocast", "dtype": "bf16"}
-    return grid(shared, device=devices, provider=OPERATIONS)
 
 
 def tensor_cores(max_k: int, step: int = 4) -> list[dict[str, Any]]:
@@ -320,50 +296,13 @@ def measure_matmul(case: Case) -> Figures:
     }
 
 
-# --- autocast ------------------------------------------------------------------------------------
-
-_IMAGE = (2, 8, 8, 8)
-
-
-def _module(make: Callable[[], nn.Module]) -> Callable[[Tensor], Tensor]:
-    return lambda x: make().to(x.device)(x)
-
-
-# Every operation takes x of shape [2, 8, 8, 8]; parameters are fp32, as in training.
-OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "linear": _module(lambda: nn.Linear(8, 8)),
-    "attention (sdpa)": lambda x: F.scaled_dot_product_attention(x, x, x),
-    "layer_norm": _module(lambda: nn.LayerNorm(8)),
-    "rms_norm": _module(lambda: nn.RMSNorm(8)),
-    "softmax": lambda x: x.softmax(-1),
-    "cross_entropy": lambda x: F.cross_entropy(
-        x.flatten(1), torch.zeros(2, dtype=torch.long, device=x.device)
-    ),
-    "silu": F.silu,
-}
-KINDS = {("bf16", "bf16"): "half", ("fp32", "fp32"): "fp32", ("fp32", "bf16"): "follows its input"}
-"""What autocast did, by the dtypes that an fp32 and a half-precision input gave."""
-
-
-def measure_autocast(case: Case) -> Figures:
-    """In which dtype one operation runs under autocast."""
-    device, operation = case["device"], OPERATIONS[case["provider"]]
-    with warnings.catch_warnings(), torch.no_grad(), torch.autocast(device, torch.bfloat16):
-        warnings.simplefilter("ignore")  # rms_norm warns that mixed dtypes are slow
-        for_fp32, for_half = (
-            NAMES[operation(torch.ones(_IMAGE, dtype=given, device=device)).dtype]
-            for given in (torch.float32, torch.bfloat16)
-        )
-    return {"kind": KINDS[for_fp32, for_half]}
-
-
 # --- linear layers -------------------------------------------------------------------------------
 
 
 def _tf32x3(x: Tensor, weight: Tensor) -> Tensor:
-    from study.tf32x3_kernel import product
+    from study.product_kernel import split_product
 
-    return product(x, weight.mT)
+    return split_product(x, weight.mT)
 
 
 LINEARS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -440,7 +379,7 @@ def _changed(one: Tensor, other: Tensor) -> float:
 MEASURES: dict[str, Callable[[Case], Figures]] = {
     "four_sums": measure_four_sum, "growth": measure_growth, "stagnation": measure_stagnation,
     "torch_sum": measure_torch_sum, "torch_matmul": measure_matmul, "flags": measure_matmul,
-    "autocast": measure_autocast, "tensor_core": tensor_core.measure, "linear": measure_linear,
+    "tensor_core": tensor_core.measure, "linear": measure_linear,
     "neighbours": measure_neighbours,
 }  # fmt: skip
 
@@ -459,9 +398,8 @@ MULTIPLIERS = {
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with what follows from them: `adds` is how a product in the tensor core was added,
-    `operation` what ran under autocast, `torch_setting` what torch's products ran under, with the
-    dtype, and `multiplier` who multiplies in an fp32 linear layer.
+    """Rows with names for pictures: how a product in the tensor core was added, what torch's
+    products ran under, and who multiplies in an fp32 linear layer.
     """
     names = ("experiment", "provider", "dtype", "precision")
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *names])))
@@ -470,7 +408,6 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     linear = rows[["provider", "precision"]].where(experiment == "linear")
     return rows.assign(
         adds=rows["provider"].where(experiment == "tensor_core"),
-        operation=rows["provider"].where(experiment == "autocast"),
         torch_setting=(rows["dtype"] + ", " + rows["provider"].map(SETTINGS)).where(products),
         multiplier=[MULTIPLIERS.get(way) for way in linear.itertuples(index=False, name=None)],
     )

@@ -79,11 +79,8 @@ class Workload(calls.Workload):
 
 @dataclass(frozen=True)
 class Bound:
-    """What no rival of an operation can be faster than; it gives no y, and nobody judges it.
-
-    Attributes:
-        run: does the work of a direction.
-        results: what the work wrote, by name, where there is something to look at.
+    """What no rival of an operation can be faster than; it gives no y, and nobody judges it. `run`
+    does the work of a direction, and `results` are what it wrote, by name.
     """
 
     run: Callable[[str], object]
@@ -92,14 +89,8 @@ class Bound:
 
 @dataclass(frozen=True)
 class Rival(Generic[P, Built]):
-    """A registered rival.
-
-    Attributes:
-        task: what it computes, such as "swiglu".
-        name: in the rows.
-        build: from the task's inputs to what runs.
-        settings: how it was set, the first line of its docstring.
-        traits: what else is known of it, such as "fused".
+    """A registered rival: `build` makes of the task's inputs what runs, `settings` says how it is
+    set, and `traits` what else is known of it, such as "fused".
     """
 
     task: str

@@ -5,8 +5,6 @@ from contextlib import contextmanager
 
 import torch
 
-from fusedlib.bench.arguments import require_known
-
 DIRECTIONS = ("forward", "backward", "forward+backward")
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes an element
 MIB = 2**20
@@ -20,7 +18,6 @@ def matmul_settings(precision: str, reduced: bool) -> Iterator[None]:
     Args:
         reduced: True lets cuBLAS reduce half-precision products in half precision.
     """
-    require_known("precision", precision, PRECISIONS)
     cuda = torch.backends.cuda.matmul
     names = [f"allow_{half}_reduced_precision_reduction" for half in ("fp16", "bf16")]
     before = torch.get_float32_matmul_precision(), [getattr(cuda, name) for name in names]

@@ -94,7 +94,7 @@ def corner(distribution: str, dtype: str, k: int, device: str) -> Tensor:
 
 def product(way: str, left: Tensor, right: Tensor) -> Tensor:
     """The product by one way on a CUDA device, fp32 [m, n]."""
-    from study.accumulate_kernel import accumulate_fwd
+    from study.product_kernel import accumulate_fwd
 
     if way == "IEEE fp32":
         return accumulate_fwd(left.float(), right.float(), promote=False, precision="ieee")
