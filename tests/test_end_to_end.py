@@ -8,7 +8,7 @@ from torch import nn
 from fusedlib.ops.matmul import function as projection
 from fusedlib.patch import apply
 from study import end_to_end, mlp, rivals, step_clock
-from study.models import flops, transformer
+from study.models import transformer
 from study.models.transformer import SwiGLU, Transformer
 from study.race import free
 from study.trainer import WEIGHTS
@@ -56,7 +56,7 @@ def test_a_step_has_its_parts_and_its_work(precision):
     both = zip(row["forward_samples_ms"], row["backward_samples_ms"], strict=True)
     assert row["both_samples_ms"] == pytest.approx([f + b for f, b in both], abs=2e-6)
     shape = transformer.config("nano", context_length=8, attention="plain")
-    assert (row["flops"], row["tokens"]) == (flops.count(shape, 2, 8), 16)
+    assert (row["flops"], row["tokens"]) == (transformer.flops(shape, 2, 8), 16)
 
 
 def test_the_optimizer_alone():

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 from torch.utils import flop_counter
 
-from study.models import flops, transformer
+from study.models import transformer
 from study.models.transformer import Transformer, TransformerConfig, config, loss, plain_attention
 
 TINY = TransformerConfig(
@@ -211,7 +211,7 @@ def test_flops_are_those_that_torch_counts(attention, tokens):
         loss(model(drawn), drawn).backward()
     # A fused backward computes QKᵀ again, which is no work of the model.
     again = shape.num_layers * 2 * 3 * tokens**2 * shape.d_model if attention == "sdpa" else 0
-    assert flops.count(shape, 3, tokens) + again == counter.get_total_flops()
+    assert transformer.flops(shape, 3, tokens) + again == counter.get_total_flops()
 
 
 # --- gradients, precision, initialisation ---------------------------------------------------------

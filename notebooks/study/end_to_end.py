@@ -30,8 +30,8 @@ from study import allocator, rivals, roofline, step_clock
 from study.cases import Case, Row, device_of, grid
 from study.compiling import call_until_compiled, empty_compile_cache
 from study.mlp import MODULE
-from study.models import flops, transformer
-from study.models.transformer import SwiGLU, Transformer, config, loss, sharing_copy
+from study.models import transformer
+from study.models.transformer import SwiGLU, Transformer, config, flops, loss, sharing_copy
 from study.profiler import profiling
 from study.race import each, free, loaded, timed
 from study.rivals import Task, rival
@@ -266,7 +266,7 @@ def by_linear(model: Transformer) -> Call:
 def work(case: Case) -> dict[str, Any]:
     """FLOPs of forward and backward by formula, and tokens of a step."""
     batch, context = case["batch_size"], case["context_length"]
-    return {"flops": flops.count(shape_of(case), batch, context), "tokens": batch * context}
+    return {"flops": flops(shape_of(case), batch, context), "tokens": batch * context}
 
 
 class Setup:
@@ -481,7 +481,7 @@ def from_tables(published: pd.DataFrame) -> pd.DataFrame:
         precision=tables["precision"].replace(names), device_name=tables["device"],
         device=tables["backend"], device_type="cuda", both_median_ms=tables["mean_ms"].where(both),
         context_length=tables["context_length"].astype(float),
-        flops=[flops.count(config(m, context_length=int(t), attention="plain"), int(b), int(t))
+        flops=[flops(config(m, context_length=int(t), attention="plain"), int(b), int(t))
                for m, t, b in shapes],
     )  # fmt: skip
     section = rows["direction"].replace("forward+backward", BOTH)

@@ -44,7 +44,6 @@ QUICK: dict[str, Any] = {
     "model": "two layers",  # of study.patched.CONFIGS
     "dtype": "float32",  # of weights, gradients and moments
     "arms": ["huggingface", "liger", "fused", "fused-loss"],  # at the headline's size; or all
-    "few": ["huggingface", "liger-without-flce", "liger", "fused"],  # at the other sizes
     "context": 32,  # tokens a sequence there
     "batches": [1, 8],  # sequences of batch_context tokens
     "batch_context": 16,  # tokens a sequence where the batch grows
@@ -53,7 +52,6 @@ QUICK: dict[str, Any] = {
     "family_arms": ["huggingface", "liger", "fused"],  # in these models
     "stepped": ["huggingface", "liger", "fused"],  # arms of whole steps, memory and limits
     "precise": [],  # arms in fp32, at both settings of its products
-    "trained": ["huggingface", "liger", "liger-fp32", "fused"],  # arms that train
     "train_model": "two layers",  # that is trained
     "train_steps": 10,  # of a training, or at most
     "train_tokens": 16,  # tokens a sequence of that training, of eight sequences a step
@@ -84,6 +82,8 @@ STEPS, OPERATIONS = ("step", "families", "fp32"), (*operations.TASKS,)
 EXPERIMENTS = (*STEPS, *OPERATIONS, "memory", "limit", "distributed", "gradients", "first-steps")
 BATCH, OFFLOADED_STEPS = 4, 3  # sequences at the headline's size; steps measured under DeepSpeed
 TRAINED_BATCH, LEARNING_RATE = 8, 3e-4
+FEW = ["huggingface", "liger-without-flce", "liger", "fused"]  # arms at other sizes
+LEARNING = ["huggingface", "liger", "liger-fp32", "fused"]  # arms that are trained
 HOST_BOUND_TOKENS = 4096  # of a step; above, the card computes for longer than the host issues
 
 
@@ -148,7 +148,7 @@ def _steps(s: SimpleNamespace) -> list[dict[str, Any]]:
         few = count * length <= HOST_BOUND_TOKENS
         there = {"batch_size": count, "context_length": length}
         there["repetitions"] = s.host_bound_repetitions if few else max(1, s.repetitions // 2)
-        listed += arms("step", s.few, group="sizes", **_turns(s) | there)
+        listed += arms("step", FEW, group="sizes", **_turns(s) | there)
     return listed
 
 
@@ -158,7 +158,7 @@ def _trained(s: SimpleNamespace) -> list[dict[str, Any]]:
         "model": s.train_model, "dtype": s.dtype, "batch_size": TRAINED_BATCH, "device": s.device,
         "context_length": s.train_tokens, "learning_rate": LEARNING_RATE,
     }  # fmt: skip
-    alike, steps = [BASELINE, OTHER_ATTENTION, *s.trained], min(FIRST_STEPS, s.train_steps)
+    alike, steps = [BASELINE, OTHER_ATTENTION, *LEARNING], min(FIRST_STEPS, s.train_steps)
     listed = []
     for seed in range(min(SEEDS, s.repetitions)):
         listed += arms("first-steps", [EXACT, *alike], seed=seed, steps=steps, **training)

@@ -27,7 +27,7 @@ from study.patched import (
     tokens,
 )
 from study.race import timed
-from study.settings import MIB, matmul_settings
+from study.settings import matmul_settings
 from study.trainer import watched_steps
 
 
@@ -130,7 +130,6 @@ def race(cases: Sequence[Case]) -> list[Row]:
 
 GROWING = {"batch": 1, "context": 256}
 """What a limit looks for, and the unit that it is told in."""
-TRIES = 6
 
 
 def memory(case: Case) -> dict[str, Any]:
@@ -170,50 +169,33 @@ def limit(case: Case) -> dict[str, Any]:
     grows, unit = case["grows"], GROWING[case["grows"]]
     at = ("batch", "context").index(grows)
 
-    def peak_mib(count: int) -> float | None:
+    def fits(count: int) -> bool:
         size = [case["batch_size"], case["context_length"]]
         size[at] = count * unit
         free_memory()
         try:
             program.ids = tokens(case["model"], size[0], size[1], "cuda")
-            torch.cuda.reset_peak_memory_stats()
             program.issue()
             torch.cuda.synchronize()
-            return torch.cuda.max_memory_allocated() / MIB
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-        model.zero_grad(set_to_none=True)
-        return None
+            model.zero_grad(set_to_none=True)
+            return False
+        return True
 
     first = max(1, (case["batch_size"], case["context_length"])[at] // unit)
-    peak_mib(first)  # makes the moments
-    capacity = torch.cuda.get_device_properties(0).total_memory / MIB
-    return {"largest": furthest(peak_mib, first, capacity) * unit}
+    return {"largest": furthest(fits, first) * unit}
 
 
-def furthest(peak: Callable[[int], float | None], first: int, capacity: float) -> int:
-    """The largest count that fits, of those of which `peak` gives no None.
-
-    The first guess continues the line through `first` and twice as many to the `capacity`. From
-    there steps double until one count fits and one does not, then the gap is halved, for `TRIES`
-    tries in all.
-    """
-    low, high = 2 * first, None
-    small, large = peak(first), peak(low)
-    if small is None or large is None:
-        raise MemoryError(f"out of memory at {first} or {low} already")
-    slope = (large - small) / first
-    guess = max(low + 1, int(low + (capacity - large) / slope)) if slope > 0 else 2 * low
-    step = max(1, guess // 50)
-    for _ in range(TRIES):
-        low, high = (low, guess) if peak(guess) is None else (guess, high)
-        if high is None:
-            guess += step
-        else:
-            middle = (low + high) // 2
-            guess = middle if low > 2 * first else max(middle, guess - step)
-        if guess == low:
-            break
-        step *= 2
+def furthest(fits: Callable[[int], bool], first: int) -> int:
+    """The largest count that fits: doubled until one does not, then the gap is halved."""
+    if not fits(first):
+        raise MemoryError(f"out of memory at {first} already")
+    low, high = first, 2 * first
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low

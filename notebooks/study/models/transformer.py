@@ -267,3 +267,20 @@ def loss(logits: Tensor, targets: Tensor) -> Tensor:
     """
     wide = logits.to(at_least_fp32(logits.dtype))
     return F.cross_entropy(wide.flatten(0, 1), targets.flatten())
+
+
+def flops(config: TransformerConfig, batch_size: int, context_length: int) -> int:
+    """FLOPs of forward and backward: matrix products alone, a multiply and an add each counted.
+
+    Of B sequences of T tokens the forward's are, backward's twice as many,
+
+        2 · BT · (L (4D² + 3DF) + DV)    attention's four products with weights, the MLP's, the head
+        2 · L · 2BT²D                    QKᵀ and softmax · V, the mask not taken off
+
+    What is recomputed is no work of the model: flash and its kin compute QKᵀ a second time.
+    """
+    tokens, width, layers = batch_size * context_length, config.d_model, config.num_layers
+    block = 4 * width * width + 3 * width * config.d_ff
+    weights = 2 * tokens * (layers * block + width * config.vocab_size)
+    attention = 2 * layers * 2 * tokens * context_length * width
+    return 3 * (weights + attention)
