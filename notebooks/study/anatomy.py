@@ -48,7 +48,8 @@ SETTINGS = (("float32", "highest"), ("float32", "high"), ("bfloat16", "highest")
 def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
     """What is measured: errors of the published arithmetic in plain PyTorch, peaks, and races."""
     s = sized(PROFILES, profile, sizes)
-    device, names = device_of(s.device), timed_names()
+    device = device_of(s.device)  # who is timed compiles nothing
+    names = [*rivals.chosen(mlp.TASK, ["light"]), *rivals.names(TASK, "timed")]
     judged, held, swept = (
         [(s.tokens, width) for width in widths]
         for widths in (s.error_widths, s.memory_widths, s.widths)
@@ -61,11 +62,6 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
         *races(apart, ["forward", "forward+backward"], names, **rounds),
         *races(swept, ["forward"], names, **rounds),
     ]
-
-
-def timed_names() -> list[str]:
-    """Who is timed: rivals of the MLP that compile nothing, the published kernel, its repairs."""
-    return [*rivals.chosen(mlp.TASK, ["light"]), *rivals.names(TASK, "timed")]
 
 
 def races(

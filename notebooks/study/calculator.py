@@ -1,10 +1,5 @@
-"""What fills memory in a training step, by the shape of a model: four parts by formula, and when
-which of them are there.
-
-    shape = {"hidden": 4096, "layers": 32, "inner": 14336, "heads": 32, "kv_heads": 8,
-             "vocabulary": 128_256, "tokens": 8192}
-    parts("bf16", **shape)      # {"weights": …, "gradients": …, "optimizer": …, "activations": …}
-    moments("bf16", **shape)    # {"at the loss": {"weights": …, …}, "in the update": {…}}, GiB
+"""What fills memory in a training step, by the shape of a model: four parts by formula (`parts`),
+and when which of them are there (`moments`).
 """
 
 from typing import Any
@@ -56,10 +51,7 @@ def parts(
 
     Kept activations and weights are those of every recorded `2.7b` within a thousandth. What comes
     and goes is none of the parts. All K and V heads are stored once: who repeats them for each
-    query keeps H in place of K.
-
-    Args:
-        head: E; by default D / H.
+    query keeps H in place of K. `head` is E, by default D / H.
 
     Raises:
         ValueError: an unknown precision, attention or loss, or heads that do not divide.

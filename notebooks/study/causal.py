@@ -125,11 +125,8 @@ def traffic(problem: AttentionProblem, direction: str, *, fused: bool) -> int:
 
 
 def plain_peak(problem: AttentionProblem, device: str) -> int:
-    """Most bytes that plain attention holds over Q, K, V and dO, forward and backward.
-
-    The largest of three moments of the backward pass, O and dV being there in each: the squares
-    and the mask in the softmax; one square, dQ and dK in the product's; dQ, dKᵀ and its copy in
-    K's layout at the end. The last two are the larger ones only where T is far below E.
+    """Most bytes that plain attention holds over Q, K, V and dO: in the softmax's backward pass,
+    or, where T is far below E, in the product's or at the end; O and dV are there in each.
     """
     square, linear = problem.square, problem.linear
     softmax = PEAK_SQUARES[device] * square + problem.context_length**2 + 2 * linear
@@ -349,11 +346,10 @@ def baseline_errors(
     operands: Operands, true: Exact, *, whole: bool = True,
     attend: Callable[..., Tensor] | None = None,
 ) -> dict[str, check.Errors]:  # fmt: skip
-    """The errors of plain attention in the operands' dtype, the measure of everybody's errors.
-
-    They are the larger ones of two runs: one sequence at a time and, where `whole` asks for it and
-    the memory suffices, all at once. cuBLAS splits the long sums of one product and not those of a
-    batch, which then err up to 2.2 times more (fp32, T = 16384, H200). Gradients may also err by a
+    """The errors of plain attention in the operands' dtype, the measure of everybody's errors: the
+    larger ones of two runs, one sequence at a time and, where `whole` asks for it and the memory
+    suffices, all at once. cuBLAS splits the long sums of one product and not those of a batch,
+    which then err up to 2.2 times more (fp32, T = 16384, H200). Gradients may also err by a
     roundoff of ln T in fp32: P = exp(S − L) is off by that of the logsumexp L that was kept.
     """
     batch, _, length, head_dim = operands.dy.shape

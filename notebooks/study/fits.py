@@ -20,11 +20,7 @@ attempt costs a second, and counts may be too high; a host's system ends the pro
 
 
 def require_memory(need_gib: float, device: str) -> None:
-    """Whether work that needs so much memory by count is worth a try.
-
-    Raises:
-        TooLarge: it is counted far above the memory there is.
-    """
+    """Raise `TooLarge` where work is counted to need far more memory than there is."""
     facts, most = machine.describe(), MOST_MEMORY[device]
     there = (facts.device_memory_gib if device == "cuda" else None) or facts.memory_gib
     if there is not None and need_gib > most * there:

@@ -1,7 +1,4 @@
-"""Functions that only look fast, and where each was seen in public.
-
-    x, w = fooled.product(512).values()
-    print(bench.compare(torch.matmul, {"mine": kept_by_address}, {"x": x, "w": w}))
+"""Functions that only look fast, and where each was seen in public; `bench.compare` refuses them.
 
 `fooled.csv` has more of them: what a usual loop printed of each on a CPU, the factor in truth, and
 what refused it; the same of ways to measure in which no kernel cheats, and factors that others

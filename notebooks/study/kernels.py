@@ -40,8 +40,7 @@ QUICK: dict[str, Any] = {
     "lengths_intermediate": 384,
     "repetitions": 5,  # rounds of each race, at least two
 }
-# No tile was tuned on the shapes of `models`: Qwen2.5-7B, Llama-2-13B, Llama-3.2-3B, TinyLlama,
-# Qwen3-8B, Yi-34B, Phi-4, Qwen2.5-1.5B. `tuned`: Mistral-7B, Llama-2-7B, Llama-3.2-1B, Llama-3-70B.
+# No tile was tuned on the shapes of `models`; `MODELS` says whose they are.
 FULL: dict[str, Any] = QUICK | {
     "models": ["8192·3584·18944", "4096·5120·13824", "8192·3072·8192", "8192·2048·5632",
                "4096·4096·12288", "2048·7168·20480", "4096·5120·17920", "16384·1536·8960"],

@@ -2,10 +2,8 @@
 
 Sizes are multiples of three units, so that a limit can be read off them: F = tokens · intermediate,
 D = tokens · hidden and W = hidden · intermediate elements. The weights (3 W), x and dy are there
-before the step; "over base" leaves them out. y is held to the end, as by `y = mlp(x)`.
-
-Autograd frees what an operation saved when that operation's backward is done, and its incoming
-gradient with it; the order below is the engine's, latest operation first.
+before the step; "over base" leaves them out. y is held to the end. Autograd frees what an operation
+saved, and its incoming gradient, when that operation's backward is done, latest operation first.
 """
 
 from collections.abc import Iterator, Mapping

@@ -258,18 +258,17 @@ class GraphStep:
     def __init__(self, trainer: Trainer, images: Tensor, labels: Tensor) -> None:
         trainer.model.train()
         self._images, self._labels = images.clone(), labels.clone()
-        undo = _undo(trainer)
-        side = side_stream(torch.cuda.current_device())
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(self.WARMUP):
-                trainer.step(self._images, self._labels)
-        torch.cuda.current_stream().wait_stream(side)
-        trainer.clear()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._loss = trainer.step(self._images, self._labels)
-        undo()
+        with _undone(trainer):
+            side = side_stream(torch.cuda.current_device())
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(self.WARMUP):
+                    trainer.step(self._images, self._labels)
+            torch.cuda.current_stream().wait_stream(side)
+            trainer.clear()
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._loss = trainer.step(self._images, self._labels)
 
     def takes(self, labels: Tensor) -> bool:
         """Whether a batch has the size that was captured."""
@@ -283,8 +282,9 @@ class GraphStep:
         return self._loss.clone()
 
 
-def _undo(trainer: Trainer) -> Callable[[], None]:
-    """What puts a trainer on a CUDA device back in place, as it is now."""
+@contextmanager
+def _undone(trainer: Trainer) -> Iterator[None]:
+    """Afterwards a trainer on a CUDA device is as it was before."""
     weights = [p.detach().clone() for p in trainer.model.parameters()]
     optimizer = trainer.optimizer
     assert optimizer is not None
@@ -293,9 +293,8 @@ def _undo(trainer: Trainer) -> Callable[[], None]:
         for p, state in optimizer.state.items()
     }
     generator = torch.cuda.get_rng_state(trainer.device)
-
-    @torch.no_grad()
-    def put_back() -> None:
+    yield
+    with torch.no_grad():
         for p, weight in zip(trainer.model.parameters(), weights, strict=True):
             p.copy_(weight)
         for held, state in optimizer.state.items():
@@ -303,6 +302,4 @@ def _undo(trainer: Trainer) -> Callable[[], None]:
             for name, tensor in state.items():
                 # What the warm-up made began as zeros.
                 tensor.copy_(before[name]) if before else tensor.zero_()
-        torch.cuda.set_rng_state(generator, trainer.device)
-
-    return put_back
+    torch.cuda.set_rng_state(generator, trainer.device)

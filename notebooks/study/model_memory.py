@@ -5,7 +5,6 @@ checkpointing is watched too, its gradients are held against those of another pl
 in turns with no checkpoint at all. A plan is a race's `provider`, such as "segments 2".
 """
 
-import gc
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fusedlib.bench import check, timing
-from fusedlib.bench.attempt import Unavailable, Wrong, is_out_of_memory
+from fusedlib.bench.attempt import Unavailable, Wrong, free_memory, is_out_of_memory
 from study.allocator import at_peak, kept, total, watching
 from study.cases import Case, Row, device_of, grid
 from study.fits import require_memory
@@ -358,22 +357,16 @@ def counted_by_cuda(device: str) -> Iterator[dict[str, float]]:
 
 
 def clear(device: str, *, workspaces: bool = True) -> None:
-    """Leave nothing of the case before on a GPU, also when that one ended in an exception.
-
-    But for cuBLAS's workspaces, when the same model runs on.
-    """
-    if device == "cuda" and torch.cuda.is_available():
-        gc.collect()
+    """Leave nothing of the case before on a GPU, but cuBLAS's workspaces when the model runs on."""
+    if device == "cuda" and workspaces and torch.cuda.is_available():
         torch.cuda.synchronize()
-        if workspaces:
-            torch._C._cuda_clearCublasWorkspaces()
-        torch.cuda.empty_cache()
+        torch._C._cuda_clearCublasWorkspaces()
+    free_memory()
 
 
 # --- rows ----------------------------------------------------------------------------------------
 
 _ALLOCATOR = {"requested_peak_mib": "asked_gib", "reserved_peak_mib": "reserved_gib"}
-SETTING = ("model", "context_length", "batch_size", "attention", "precision", "device")
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
@@ -381,7 +374,7 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     asked of CUDA's allocator and held in reserve; a plan with its name and its time over that of no
     checkpoint in the same turns, which is 1 for no checkpoint where that ran.
     """
-    used = ["peak_mib", *_ALLOCATOR, "ratio", "mode", "experiment", "provider", "status", *SETTING]
+    used = ["peak_mib", *_ALLOCATOR, "ratio", "mode", "experiment", "provider", "status"]
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *used])))
     listed = rows.to_dict("records")
     plans = [plan_of(c) if c["experiment"] == "checkpoint" else None for c in listed]

@@ -54,6 +54,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 HALVES = ("fp16", "bf16")
 ALLOWED, FORBIDDEN = (f"reduced-precision reduction {way}" for way in ("allowed", "forbidden"))
 ONE_BY_ONE = "one by one"
+_BY_PRECISION = [{"provider": f'precision "{name}"', "precision": name} for name in PRECISIONS]
 
 
 # --- cases ---------------------------------------------------------------------------------------
@@ -122,13 +123,12 @@ def torch_products(size: int, k: int, devices: Sequence[str]) -> list[dict[str, 
     shared: Case = {**FORWARD, "experiment": "torch_matmul", "distribution": "normal"}
     square = {"dtype": "fp32", "reduced_reduction": False, "m": size, "n": size, "k": size}
     long = {"precision": "highest", "m": 64, "n": 64, "k": k, "device": "cuda"}
-    settings = [{"provider": f'precision "{name}"', "precision": name} for name in PRECISIONS]
     reductions = [
         {"provider": ALLOWED, "reduced_reduction": True},
         {"provider": FORBIDDEN, "reduced_reduction": False},
     ]
     return [
-        *grid({**shared, **square}, device=devices, precision=settings),
+        *grid({**shared, **square}, device=devices, precision=_BY_PRECISION),
         *grid({**shared, **long}, dtype=HALVES, reduction=reductions),
     ]
 
@@ -137,11 +137,7 @@ def flags(shapes: Sequence[str], k: int, device: str) -> list[dict[str, Any]]:
     """At each shape of one K: fp32 products at both settings that differ on a GPU, and those of
     half precision whose partial sums may be added in half precision."""
     sizes = [dict(zip("mn", map(int, text.split("·")), strict=True)) for text in shapes]
-    fp32 = [
-        {"dtype": "fp32", "reduced_reduction": False, "precision": name,
-         "provider": f'precision "{name}"'}
-        for name in PRECISIONS[:2]
-    ]  # fmt: skip
+    fp32 = grid({"dtype": "fp32", "reduced_reduction": False}, precision=_BY_PRECISION[:2])
     half = {"precision": "highest", "reduced_reduction": True, "provider": ALLOWED}
     shared = {**FORWARD, "experiment": "flags", "distribution": "normal", "k": k, "device": device}
     return grid(shared, size=sizes, way=[*fp32, *grid(half, dtype=HALVES)])

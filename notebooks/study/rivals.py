@@ -1,12 +1,7 @@
 """The one registry: who is measured, by task. One decorated function is all that a rival needs.
 
 A rival takes a task's inputs, sets itself up outside the clock, and returns what runs. What both
-are says the task's type, which mypy holds every rival to:
-
-TASK = Task[[Inputs], Workload]("swiglu")
-
-@rival(TASK, "eager")
-def eager(inputs: Inputs) -> Workload: ...
+are says the task's type, which mypy holds every rival to.
 
 A rival's name, requirements and settings stand in its decorator, its label and colour in
 `columns.toml`; checks and races go through the registry and name nobody.
@@ -24,8 +19,8 @@ from fusedlib.bench import alarms
 from fusedlib.bench import workload as calls
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.machine import version_of
+from study.settings import DTYPES
 
-DTYPES = ("float32", "bfloat16", "float16")
 # Where the distribution is called otherwise than the package that is imported.
 DISTRIBUTIONS = {
     "liger_kernel": "liger-kernel", "quack": "quack-kernels", "thunder": "lightning-thunder",
@@ -99,7 +94,7 @@ class Rival(Generic[P, Built]):
     settings: str
     requires: tuple[str, ...] = ()
     needs_cuda: bool = False
-    dtypes: tuple[str, ...] = DTYPES
+    dtypes: tuple[str, ...] = tuple(DTYPES)
     capability: tuple[int, int] = (0, 0)
     traits: frozenset[str] = frozenset()
 
@@ -184,11 +179,7 @@ def is_own(name: str) -> bool:
 
 
 def get(task: Task[P, Built], name: str) -> Rival[P, Built]:
-    """The rival of that name in a task.
-
-    Raises:
-        ValueError: unknown, with the list of known ones.
-    """
+    """The rival of that name in a task; of an unknown one ValueError lists those that are known."""
     if (task, name) not in RIVALS:
         raise ValueError(f"unknown rival {name!r} in {task}; known: {', '.join(names(task))}")
     registered: Any = RIVALS[task, name]
@@ -196,11 +187,7 @@ def get(task: Task[P, Built], name: str) -> Rival[P, Built]:
 
 
 def workload(one: Rival[P, Workload | Bound], *inputs: P.args, **more: P.kwargs) -> Workload:
-    """What a rival runs on a task's inputs.
-
-    Raises:
-        Unavailable: it is a bound, which gives no y.
-    """
+    """What a rival runs on a task's inputs; Unavailable where it is a bound, which gives no y."""
     built = one.build(*inputs, **more)
     if isinstance(built, Bound):
         raise Unavailable(f"{one.name} bounds {one.task} and gives no y: take another rival")

@@ -13,10 +13,8 @@ PRECISIONS = ("highest", "high", "medium")
 
 @contextmanager
 def matmul_settings(precision: str, reduced: bool) -> Iterator[None]:
-    """Set fp32 matmul precision and reduced-precision reductions; both as before afterwards.
-
-    Args:
-        reduced: True lets cuBLAS reduce half-precision products in half precision.
+    """Set fp32 matmul precision, and whether cuBLAS may reduce half-precision products in half
+    precision; both as before afterwards.
     """
     cuda = torch.backends.cuda.matmul
     names = [f"allow_{half}_reduced_precision_reduction" for half in ("fp16", "bf16")]

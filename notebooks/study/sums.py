@@ -4,10 +4,6 @@ A format has p bits of significand and the unit roundoff u = 2^-p: rounding to n
 normal number x by at most u|x|. TF32 and bf16 values live in fp32 arrays, and each operation is
 rounded by integer arithmetic on the bits. That equals one correctly rounded operation, for
 24 >= 2p + 2 (Figueroa, "When is double rounding innocuous?", 1995). fp16 is numpy's own.
-
-Error bounds: Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., 2002, chapter 4;
-for random terms Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J.
-Sci. Comput. 41(5), 2019.
 """
 
 import math

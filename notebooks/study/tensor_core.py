@@ -1,20 +1,14 @@
 """The tensor core's own accumulation error against K, and a model that gives its very bits.
 
 The operands are numbers whose products are exact in fp32 (fp16, bf16, or TF32 values held in fp32),
-so that what differs from the float64 product is the accumulation alone. Four ways of keeping the
-sum over K on a CUDA GPU:
-
-- "in the tensor core": the unit's own accumulator, from the first product to the last;
-- "promoted": each K block of 64 from zero, added to an fp32 accumulator by an ordinary addition;
-- "cuBLAS": what torch.mm calls, with an fp32 result;
-- "IEEE fp32": fp32 multiply-adds, no tensor core;
-
-and `aligned`, a model computed on the CPU, whose accumulator takes several products at once and
-cuts every summand off. Models of that kind: Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior
-of NVIDIA tensor cores", PeerJ Comput. Sci. 7:e330, 2021 (V100, T4, A100); Xie, Wang, Yang and Yang,
-"MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores", arXiv 2511.10909, 2025,
-and Khattak and Mikaitis, "Accurate Models of NVIDIA Tensor Cores", arXiv 2512.07004, 2025, both
-with Hopper's.
+so that what differs from the float64 product is the accumulation alone: in the unit's own
+accumulator, in fp32 once every K block of 64 ("promoted"), as cuBLAS does it, or by fp32
+multiply-adds without a tensor core. `aligned` is a model, computed on the CPU, whose accumulator
+takes several products at once and cuts every summand off. Models of that kind: Fasi, Higham,
+Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Comput. Sci. 7:e330, 2021
+(V100, T4, A100); Xie, Wang, Yang and Yang, "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores
+and Matrix Cores", arXiv 2511.10909, 2025, and Khattak and Mikaitis, "Accurate Models of NVIDIA
+Tensor Cores", arXiv 2512.07004, 2025, both with Hopper's.
 """
 
 from functools import lru_cache
@@ -47,13 +41,6 @@ def operands(
     values = torch.from_numpy(sums.round_to(raw, dtype)).to(DTYPES[dtype])
     left, right = values[: size * k].view(size, k), values[size * k :].view(k, size)
     return left.to(device), right.to(device)
-
-
-@lru_cache(maxsize=1)
-def reference(distribution: str, dtype: str, k: int, size: int, device: str) -> Tensor:
-    """A B in float64, [size, size]."""
-    left, right = operands(distribution, dtype, k, size, device)
-    return left.double() @ right.double()
 
 
 def aligned(left: Tensor, right: Tensor, together: int, extra_bits: int = EXTRA_BITS) -> Tensor:
@@ -132,7 +119,7 @@ def measure(case: Case) -> Figures:
     distribution, dtype, k = case["distribution"], case["dtype"], case["k"]
     size = MODEL_SIZE if way == MODEL else SIZE
     left, right = operands(distribution, dtype, k, size, device)
-    true = reference(distribution, dtype, k, size, device)
+    true = left.double() @ right.double()
     if way == MODEL:
         return errors(aligned(left, right, TOGETHER[dtype]), true)
     out = product(way, left, right)
