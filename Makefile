@@ -118,7 +118,7 @@ test-fast: ## the tests that take seconds
 	$(call READY,test)
 	@$(RUN) -m pytest $(SPREAD) -m "not gpu and not slow and not long" $(ARGS)
 
-test-long: ## the tests that take minutes: 500 drawn calls against float64
+test-long: ## the tests that take minutes: 500 drawn calls against float64, notebooks with knobs turned
 	$(call READY,test)
 	@$(RUN) -m pytest -m long $(ARGS)
 

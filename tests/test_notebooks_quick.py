@@ -63,7 +63,7 @@ def turned(part) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("part", [g for g in GUIDES if turned(g)], ids=lambda part: part.name)
 def test_a_notebook_runs_with_its_knobs_turned(part, tmp_path):
     """`direction="backward"` once drew one rival alone and then raised a KeyError."""

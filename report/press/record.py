@@ -53,13 +53,13 @@ def races(only: Sequence[str] = ()) -> list[Race]:
     Where the code was carried without git, they come from what `make pack` wrote.
     """
     for name in only:
-        topics.topic(name)
+        topics.topic(name)  # raises where it is unknown
     packed = provenance.packed().get(PLAN)
     if packed is not None:
         listed = [Race(**one) for one in packed]
     else:
         with recorded_rows():
-            ordered = [pair for topic in topics.topics() for pair in _of(topic)]
+            ordered = [pair for topic in only or topics.topics() for pair in _of(topic)]
         listed = [race for _, race in sorted(ordered, key=lambda pair: (pair[0], pair[1].seconds))]
     return [race for race in listed if race.topic in only or not only]
 
