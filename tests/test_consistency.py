@@ -6,7 +6,7 @@ from typing import Any
 
 from study import paths
 from study.files import read_objects
-from study.step_clock import pace_setter
+from study.trainers import pace_setter
 
 RECORDED = paths.RECORDED / "nvidia-h200"
 PROBLEM = (

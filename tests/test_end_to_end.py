@@ -7,11 +7,11 @@ from torch import nn
 
 from fusedlib.ops.matmul import function as projection
 from fusedlib.patch import apply
-from study import end_to_end, mlp, rivals, step_clock
+from study import end_to_end, mlp, rivals, trainers
 from study.models import transformer
 from study.models.transformer import SwiGLU, Transformer
 from study.race import free
-from study.trainer import WEIGHTS
+from study.trainers import WEIGHTS
 
 TINY = end_to_end.setting("cpu", batch_size=2, seconds=0.0, repetitions=3)
 
@@ -52,7 +52,7 @@ def raced(experiment, names=("all",)):
 def test_a_step_has_its_parts_and_its_work(precision):
     row = end_to_end.figures(step(precision))
     for part in ("forward", "backward", "optimizer", "both", "step"):
-        assert row[f"{part}_median_ms"] > 0 and len(row[f"{part}_samples_ms"]) >= step_clock.BLOCKS
+        assert row[f"{part}_median_ms"] > 0 and len(row[f"{part}_samples_ms"]) >= trainers.BLOCKS
     both = zip(row["forward_samples_ms"], row["backward_samples_ms"], strict=True)
     assert row["both_samples_ms"] == pytest.approx([f + b for f, b in both], abs=2e-6)
     shape = transformer.config("nano", context_length=8, attention="plain")

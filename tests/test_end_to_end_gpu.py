@@ -7,7 +7,7 @@ from fusedlib.bench.attempt import Unavailable
 from outcomes import outcome
 from study import end_to_end, rivals
 from study.race import free
-from study.trainer import WEIGHTS
+from study.trainers import WEIGHTS
 
 pytestmark = pytest.mark.gpu
 SHORT = end_to_end.setting("cuda", seconds=0.0, repetitions=2)

@@ -10,7 +10,7 @@ from study.model_memory import Plans, Program, watched
 from study.models import activations, checkpointed, transformer
 from study.models.activations import PRECISIONS
 from study.models.checkpointed import CheckpointPlan
-from study.trainer import gradients_of
+from study.trainers import gradients_of
 
 MIB = 2**20
 LOSS = 4  # bytes of the scalar that a pass gives back

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from study import first_step
-from study import trainer as transformer_trainer
+from study import first_step, trainers
 
 PROBLEM = {
     "device": "cpu", "precision": "fp32", "batch_size": 2, "context_length": 16,
@@ -12,22 +11,22 @@ PROBLEM = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("direction", list(transformer_trainer.DIRECTIONS))
+@pytest.mark.parametrize("direction", list(trainers.DIRECTIONS))
 def test_each_step_has_the_sections_of_its_direction(direction):
-    trainer = transformer_trainer.Trainer(model="nano", direction=direction, **PROBLEM)
+    trainer = trainers.TransformerTrainer(model="nano", direction=direction, **PROBLEM)
     row = first_step.series(trainer, steps=4)
-    for section in (*transformer_trainer.DIRECTIONS[direction], "total"):
+    for section in (*trainers.DIRECTIONS[direction], "total"):
         assert len(row[f"{section}_samples_ms"]) == 4
         assert min(row[f"{section}_samples_ms"]) > 0, "a time is never negative"
     assert "optimizer_samples_ms" in row or direction != "step"
     timed = {"forward": "forward", "backward": "backward"}.get(direction, "total")
     assert row["samples_ms"] == row[f"{timed}_samples_ms"]
-    parts = sum(row[f"{s}_samples_ms"][1] for s in transformer_trainer.DIRECTIONS[direction])
+    parts = sum(row[f"{s}_samples_ms"][1] for s in trainers.DIRECTIONS[direction])
     assert row["total_samples_ms"][1] >= 0.99 * parts
 
 
 def test_the_full_step_learns():
-    trainer = transformer_trainer.Trainer(model="nano", direction="step", **PROBLEM)
+    trainer = trainers.TransformerTrainer(model="nano", direction="step", **PROBLEM)
     before = [p.detach().clone() for p in trainer.model.parameters()]
     trainer.step()
     after = list(trainer.model.parameters())
@@ -35,14 +34,14 @@ def test_the_full_step_learns():
 
 
 def test_sizes_in_one_process_go_on_after_one_that_does_not_fit(monkeypatch):
-    real = transformer_trainer.Trainer
+    real = trainers.TransformerTrainer
 
     def limited(model, **options):
         if model == "micro":
             raise torch.OutOfMemoryError("CUDA out of memory.\nadvice")
         return real(model=model, **options)
 
-    monkeypatch.setattr(first_step, "Trainer", limited)
+    monkeypatch.setattr(first_step, "TransformerTrainer", limited)
     runs = first_step.in_one_process(
         ["nano", "micro", "nano"], steps=2, direction="forward", **PROBLEM
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fusedlib.bench import statistics, timing
 from played_clock import PlayedClock
-from study import step_clock
+from study import trainers
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def clock(monkeypatch) -> PlayedClock:
 
 
 def test_sections_time_parts_of_the_same_step(clock):
-    step = step_clock.Sections("cpu")
+    step = trainers.Sections("cpu")
     for name, pause in (("forward", 0.02), ("backward", 0.04)):
         with step.section(name):
             clock.sleep(pause)
@@ -31,7 +31,7 @@ def test_sections_time_parts_of_the_same_step(clock):
 
 
 def test_the_clock_is_the_host_s():
-    step = step_clock.Sections("cpu")
+    step = trainers.Sections("cpu")
     with step.section("pause"):
         time.sleep(0.02)
     assert step.elapsed_ms()["pause"] >= 20

@@ -21,7 +21,7 @@ from fusedlib.bench.attempt import Unavailable, Wrong, free_memory
 from fusedlib.bench.statistics import summarize
 from fusedlib.bench.turns import Checked, Turn
 from fusedlib.patch.cache_argument import CACHE
-from study import patched, rivals, step_clock
+from study import patched, rivals, trainers
 from study.allocator import mib_of, peak
 from study.cases import Case
 from study.compiling import (
@@ -412,7 +412,7 @@ class Training(Setup):
         def turn(timed: Case) -> Turn:
             program.optimizer = None  # with its moments
             program.optimizer = sgd(model.parameters())
-            turn = step_clock.turn(program, steps=STEPS)
+            turn = trainers.turn(program, steps=STEPS)
             if timed["device"] == "cuda":
                 keeps = "graphs" in rivals.get(TASK, timed["provider"]).traits
                 turn.figures |= taken(program, figures["held_mib"], keeps)

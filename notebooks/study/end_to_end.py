@@ -26,7 +26,7 @@ from fusedlib.bench.statistics import summarize
 from fusedlib.bench.turns import Checked
 from fusedlib.ops import fused_class
 from fusedlib.patch import apply
-from study import allocator, rivals, roofline, step_clock
+from study import allocator, rivals, roofline, trainers
 from study.cases import Case, Row, device_of, grid
 from study.compiling import call_until_compiled, empty_compile_cache
 from study.mlp import MODULE
@@ -37,7 +37,14 @@ from study.race import each, free, loaded, timed
 from study.rivals import Task, rival
 from study.run import sized
 from study.settings import matmul_settings
-from study.trainer import WEIGHTS, Trainer, adamw, autocast_bf16, require_possible, shape_of
+from study.trainers import (
+    WEIGHTS,
+    TransformerTrainer,
+    adamw,
+    autocast_bf16,
+    require_possible,
+    shape_of,
+)
 
 QUICK: dict[str, Any] = {
     "device": "auto",  # cuda, mps, cpu, or auto for the best there is
@@ -200,13 +207,13 @@ def figures(case: Case) -> dict[str, Any]:
 
 def step(case: Case) -> dict[str, Any]:
     """Times of the step's parts, then its memory, then what else is asked for."""
-    trainer = Trainer.of(case)
-    row = step_clock.measure(trainer, seconds=case["seconds"], steps=STEPS)
-    row |= work(case) | step_clock.peaks(trainer)
+    trainer = TransformerTrainer.of(case)
+    row = trainers.measure(trainer, seconds=case["seconds"], steps=STEPS)
+    row |= work(case) | trainers.peaks(trainer)
     return row | (_profiled(trainer) if case["experiment"] == "profile" else {})
 
 
-def _profiled(trainer: Trainer) -> dict[str, Any]:
+def _profiled(trainer: TransformerTrainer) -> dict[str, Any]:
     """Kernels with their time, and casts of one step, by which a tensor changes its dtype, with
     that of the kernels that they launch.
     """
@@ -273,7 +280,7 @@ class Setup:
     """A trainer whose model the providers take turns in; each parameter has its moments."""
 
     def __init__(self, case: Case) -> None:
-        self.trainer = Trainer.of(case)
+        self.trainer = TransformerTrainer.of(case)
         self.own = mlps(self.trainer.model)
 
     def check(self, case: Case) -> Checked:
@@ -291,11 +298,11 @@ class Setup:
         stepped.extend(p for p in trainer.model.parameters() if id(p) not in held)
         try:
             figures = {**one.facts(), **call_until_compiled(trainer.step, case["device"], 1)}
-            figures |= step_clock.peaks(trainer)
+            figures |= trainers.peaks(trainer)
         finally:
             trainer.clear()
         figures |= checked(case)
-        return Checked(figures, lambda timed: step_clock.turn(trainer, put_in, steps=STEPS))
+        return Checked(figures, lambda timed: trainers.turn(trainer, put_in, steps=STEPS))
 
 
 def mlps(model: Transformer) -> list[SwiGLU]:

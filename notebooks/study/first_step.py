@@ -9,7 +9,7 @@ import torch
 
 from fusedlib.bench.attempt import free_memory, is_out_of_memory
 from fusedlib.bench.timing import synchronize
-from study.trainer import DIRECTIONS, Trainer
+from study.trainers import DIRECTIONS, TransformerTrainer
 
 SETTLING, SETTLED = 5, 5
 # Which of a direction's sections is its time; of others all are.
@@ -25,7 +25,7 @@ def in_one_process(models: list[str], steps: int, **problem: Any) -> list[dict[s
     runs = []
     for position, model in enumerate(models, 1):
         try:
-            figures = series(Trainer(model=model, **problem), steps)
+            figures = series(TransformerTrainer(model=model, **problem), steps)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -35,7 +35,7 @@ def in_one_process(models: list[str], steps: int, **problem: Any) -> list[dict[s
     return runs
 
 
-def series(trainer: Trainer, steps: int) -> dict[str, Any]:
+def series(trainer: TransformerTrainer, steps: int) -> dict[str, Any]:
     """Run `steps` steps, and keep every one's times in ms."""
     times = [trainer.step() for _ in range(steps)]
     sections = [*DIRECTIONS[trainer.direction], "total"]
@@ -51,7 +51,7 @@ def stages(**problem: Any) -> dict[str, Any]:
     """What a first step does all at once, done one by one, by the wall: the first matrix product
     and the first run of every kernel on a corner of the batch, each again, and whole steps.
     """
-    trainer = Trainer(**problem)
+    trainer = TransformerTrainer(**problem)
     device, dtype = trainer.device, next(trainer.model.parameters()).dtype
     square = torch.randn(128, 128, device=device).to(dtype)
     synchronize(device)
@@ -70,7 +70,7 @@ def compilation(**problem: Any) -> dict[str, Any]:
     compiles.
     """
     torch.compiler.config.force_disable_caches = True
-    return _whole(Trainer(**problem))
+    return _whole(TransformerTrainer(**problem))
 
 
 def _timed(device: torch.device, work: Callable[[], object]) -> float:
@@ -81,7 +81,7 @@ def _timed(device: torch.device, work: Callable[[], object]) -> float:
     return (time.perf_counter() - begin) * 1e3
 
 
-def _whole(trainer: Trainer) -> dict[str, float]:
+def _whole(trainer: TransformerTrainer) -> dict[str, float]:
     """The first step, and `settled_ms`: the median of this very process's late ones."""
     whole = [_timed(trainer.device, trainer.step) for _ in range(SETTLING + SETTLED)]
     return {"first_ms": whole[0], "settled_ms": median(whole[SETTLING:])}

@@ -22,7 +22,7 @@ from fusedlib.bench import timing
 from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.problem import Operands
 from fusedlib.bench.turns import Checked, Figures, Turn
-from study import digits, mnist_network, rivals, step_clock
+from study import digits, mnist_network, rivals, trainers
 from study.cases import Case, Row, device_of, grid
 from study.digits import Batch, Data
 from study.mnist_network import (
@@ -283,11 +283,11 @@ def turn(case: Case) -> Turn:
 
     def run() -> dict[str, float]:
         timing.synchronize(device)
-        whole, parts = step_clock.Sections(device), []
+        whole, parts = trainers.Sections(device), []
         with whole.section("step"):
             for batch in waiting[0]:
                 if graph is None:
-                    parts.append(step_clock.Sections(device))
+                    parts.append(trainers.Sections(device))
                     one.step(*batch, parts[-1].section)
                 else:
                     graph(*batch)

@@ -22,11 +22,11 @@ from fusedlib import reference
 from fusedlib.bench.arguments import require_known
 from fusedlib.bench.cuda_graphs import side_stream
 from fusedlib.ops.mlp import function as functional
-from study import step_clock
+from study import trainers
 from study.digits import Batch, Split
 from study.rivals import Task, get, rival
 from study.settings import matmul_settings
-from study.step_clock import Section
+from study.trainers import Section
 
 BASELINE = "eager"
 FROZEN, WRONG = "frozen", "wrong"
@@ -170,7 +170,7 @@ def autocast(precision: str, device: torch.device | str) -> torch.autocast:
 # --- training ------------------------------------------------------------------------------------
 
 
-class Trainer(step_clock.Trainer):
+class Trainer(trainers.Trainer):
     """A network with Adadelta, as one training step needs it; call it within `settings`."""
 
     model: Network

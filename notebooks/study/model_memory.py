@@ -26,7 +26,7 @@ from study.models.transformer import BATCH_SIZE, config
 from study.race import each
 from study.run import sized
 from study.settings import MIB
-from study.trainer import Trainer, gradients_of, moments_of, shape_of, watched_steps
+from study.trainers import TransformerTrainer, gradients_of, moments_of, shape_of, watched_steps
 
 QUICK: dict[str, Any] = {
     "device": "auto",  # cuda, cpu, or auto for the best there is
@@ -174,7 +174,7 @@ def block_bytes(row: Mapping[str, Any]) -> tuple[int, int]:
 # --- what runs -----------------------------------------------------------------------------------
 
 
-class Program(Trainer):
+class Program(TransformerTrainer):
     """A Transformer whose forward follows a plan; autocast keeps its casts until a forward ends."""
 
     plan = WHOLE

@@ -22,12 +22,11 @@ from fusedlib import reference
 from fusedlib.bench import check, cuda_graphs
 from fusedlib.bench.arguments import require_known
 from fusedlib.bench.attempt import Unavailable, free_memory
-from study import allocator, rivals, step_clock
-from study import trainer as transformer_trainer
+from study import allocator, rivals, trainers
 from study.cases import Case
 from study.models.transformer import sharing_copy
 from study.rivals import Task, Workload, rival
-from study.step_clock import Sections
+from study.trainers import Sections
 
 # --- models and their tokens ----------------------------------------------------------------------
 
@@ -127,8 +126,8 @@ def tokens(config: str, batch_size: int, context_length: int, device: Any, seed:
 # --- one step of an arm ---------------------------------------------------------------------------
 
 
-class LlamaTrainer(step_clock.Trainer):
-    """An arm's model with its tokens, which are labels too, as `step_clock` runs it; where asked
+class LlamaTrainer(trainers.Trainer):
+    """An arm's model with its tokens, which are labels too, as `trainers` runs it; where asked
     with torch's fused AdamW, and with forward and backward as one CUDA `graph`.
     """
 
@@ -139,7 +138,7 @@ class LlamaTrainer(step_clock.Trainer):
         super().__init__(model, ids.device)
         self.call, self.ids = call, ids
         if optimizer:
-            self.optimizer = transformer_trainer.adamw(model.parameters(), "fused")
+            self.optimizer = trainers.adamw(model.parameters(), "fused")
         self.captured: cuda_graphs.Captured | None = None
         if graph:
             work = Workload(self.forward, dict(model.named_parameters()))
@@ -151,7 +150,7 @@ class LlamaTrainer(step_clock.Trainer):
         loss: Tensor = self.call(self.ids, labels=self.ids).loss
         return loss
 
-    def issue(self, section: step_clock.Section | None = None) -> Sections:
+    def issue(self, section: trainers.Section | None = None) -> Sections:
         """One step, not waited for; where it is captured, forward and backward are one section."""
         if self.captured is None:
             return super().issue(section)

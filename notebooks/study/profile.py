@@ -20,14 +20,14 @@ from torch.profiler import record_function
 
 from fusedlib.bench.arguments import require_known
 from fusedlib.bench.attempt import Unavailable, free_memory
-from study import step_clock, trace
+from study import trace, trainers
 from study.cases import Case, Row, device_of, grid
 from study.compiling import graphs_compiled
 from study.models import transformer
 from study.race import each
 from study.run import sized
 from study.trace import Piece, Trace
-from study.trainer import WEIGHTS, Trainer, require_possible
+from study.trainers import WEIGHTS, TransformerTrainer, require_possible
 
 QUICK: dict[str, Any] = {
     "device": "auto",  # cuda, mps, cpu, or auto for the best there is
@@ -92,11 +92,11 @@ def figures(case: Case) -> Figures:
     """The row's figures: the clock's, or those of `profiled`."""
     available(case)
     free_memory()  # also when the case before ended in an exception
-    trainer = Trainer.of(case, provider=case["provider"])
+    trainer = TransformerTrainer.of(case, provider=case["provider"])
     try:
         if case["experiment"] == "profile":
             return profiled(trainer, has_parts=case["provider"] == "eager")
-        return step_clock.measure(trainer, seconds=case["seconds"], steps=2)
+        return trainers.measure(trainer, seconds=case["seconds"], steps=2)
     finally:
         if case["provider"] != "eager":
             torch.compiler.reset()
@@ -107,7 +107,7 @@ def figures(case: Case) -> Figures:
 # --- under the profiler --------------------------------------------------------------------------
 
 
-def profiled(trainer: Trainer, *, has_parts: bool) -> Figures:
+def profiled(trainer: TransformerTrainer, *, has_parts: bool) -> Figures:
     """What a step consists of: how many kernels, their time, and two lists with the columns
 
     - `classes`: section, class, calls, ms
@@ -260,7 +260,7 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(
         sized=rows["model"] + rows["context_length"].map(", {:.0f} tokens".format),
         step_ms=step_ms, issue_ms=issue_ms, busy=kernels / step_ms,
-        pace=[SETTERS[step_clock.pace_setter(k, s)] if k > 0 and s > 0 else None
+        pace=[SETTERS[trainers.pace_setter(k, s)] if k > 0 and s > 0 else None
               for k, s in zip(kernels, step_ms, strict=True)],
         products_ms=gemm, optimizer_ms=adam, others_ms=kernels - gemm,
         softmax_ratio=parts.map(_softmax_over_products, "ignore").astype(float), **counted,

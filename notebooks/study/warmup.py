@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 
 from fusedlib.bench.arguments import require_known
-from study import fresh, trainer
+from study import fresh, trainers
 from study.cases import Case, Row, device_of, grid
 from study.models import transformer
 from study.race import each
 from study.run import sized
-from study.trainer import require_possible
+from study.trainers import require_possible
 
 QUICK: dict[str, Any] = {
     "device": "auto",  # cuda, mps, cpu, or auto for the best there is
@@ -47,7 +47,7 @@ _ARGUMENTS = ("context_length", "batch_size", "attention", "device", "direction"
 def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
     """Every case, whole processes first."""
     s = sized(PROFILES, profile, sizes)
-    require_known("direction", s.directions, trainer.DIRECTIONS)
+    require_known("direction", s.directions, trainers.DIRECTIONS)
     for model in (*s.models, *s.compiled):
         transformer.config(model, context_length=s.context_length)
     if not s.models or not s.directions:

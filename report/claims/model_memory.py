@@ -5,7 +5,7 @@ import pandas as pd
 from press.say import claim
 from study.model_memory import block_bytes, moments
 from study.models.activations import cast_weights
-from study.trainer import shape_of
+from study.trainers import shape_of
 
 MIB, GIB = 2**20, 2**30
 LARGE = (

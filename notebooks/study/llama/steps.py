@@ -10,7 +10,7 @@ from torch import nn
 from fusedlib.bench import check
 from fusedlib.bench.attempt import Wrong, free_memory, is_out_of_memory
 from fusedlib.bench.turns import Checked, Turn
-from study import rivals, step_clock
+from study import rivals, trainers
 from study.allocator import CATEGORIES, Watch, at_peak, live
 from study.cases import Case, Row
 from study.patched import (
@@ -28,7 +28,7 @@ from study.patched import (
 )
 from study.race import timed
 from study.settings import matmul_settings
-from study.trainer import watched_steps
+from study.trainers import watched_steps
 
 
 class Setup:
@@ -61,8 +61,8 @@ class Setup:
             self.losses[size] = plain_loss(self.base, ids)
         program = LlamaTrainer(model, call, ids, optimizer=case["optimizer"], graph=graph)
         figures = {"loss": _checked_loss(program, self.losses[size], case["dtype"])}
-        figures |= program.activations() | ({} if graph else step_clock.peaks(program))
-        turn = step_clock.turn(program, steps=1)
+        figures |= program.activations() | ({} if graph else trainers.peaks(program))
+        turn = trainers.turn(program, steps=1)
         turn.figures |= figures
         return turn
 

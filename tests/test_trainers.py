@@ -7,14 +7,13 @@ import torch
 
 from fusedlib.bench import timing
 from fusedlib.bench.turns import Turn
-from study import step_clock
-from study import trainer as transformer_trainer
+from study import trainers
 
 LIMITS = {"seconds": 0.5, "steps": 10}
 PARTS = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1}
 
 
-class Simulated(step_clock.Trainer):
+class Simulated(trainers.Trainer):
     """A device that works off what a host issues, each at a pace in ms a step, and their clocks."""
 
     def __init__(self, device_ms, host_ms=1.0):
@@ -27,7 +26,7 @@ class Simulated(step_clock.Trainer):
     def issue(self, section=None):
         pace = self.device_ms(self.issued) if callable(self.device_ms) else self.device_ms
         self.issued += 1
-        sections = step_clock.Sections("cuda")
+        sections = trainers.Sections("cuda")
         for name, share in PARTS.items():
             with sections.section(name):
                 self.now += share * self.host_ms
@@ -54,14 +53,14 @@ def simulated(monkeypatch):
         monkeypatch.setattr(timing, "clock_for", lambda device: clocked)
         monkeypatch.setattr(timing, "synchronize", clocked.synchronize)
         seconds = SimpleNamespace(perf_counter=lambda: clocked.now / 1e3)
-        monkeypatch.setattr(step_clock, "time", seconds)
+        monkeypatch.setattr(trainers, "time", seconds)
         return clocked
 
     return make
 
 
 def test_a_steady_step_after_a_slow_start_has_its_very_time(simulated):
-    row = step_clock.measure(simulated(lambda n: 300.0 if n < 2 else 30.0), **LIMITS)
+    row = trainers.measure(simulated(lambda n: 300.0 if n < 2 else 30.0), **LIMITS)
     assert row["step_median_ms"] == pytest.approx(30.0)
     assert row["both_median_ms"] == pytest.approx(27.0)
     assert row["backward_median_ms"] == pytest.approx(18.0)
@@ -71,22 +70,22 @@ def test_a_steady_step_after_a_slow_start_has_its_very_time(simulated):
 
 
 def test_it_waits_until_a_jump_of_the_pace_is_over(simulated):
-    jump = step_clock.DISCARDED + 15  # within the second block of settling
-    row = step_clock.measure(simulated(lambda n: 30.0 if n < jump else 44.0), **LIMITS)
+    jump = trainers.DISCARDED + 15  # within the second block of settling
+    row = trainers.measure(simulated(lambda n: 30.0 if n < jump else 44.0), **LIMITS)
     assert row["settled"]
     assert row["step_median_ms"] == pytest.approx(44.0)
     assert min(row["step_samples_ms"]) == pytest.approx(44.0)
 
 
 def test_a_pace_that_never_rests_is_not_settled(simulated):
-    row = step_clock.measure(simulated(lambda n: 10.0 + n), **LIMITS)
+    row = trainers.measure(simulated(lambda n: 10.0 + n), **LIMITS)
     assert not row["settled"]
-    assert row["step_n"] >= step_clock.BLOCKS * LIMITS["steps"], "it is measured all the same"
+    assert row["step_n"] >= trainers.BLOCKS * LIMITS["steps"], "it is measured all the same"
 
 
 @pytest.mark.parametrize("host_ms", [44.0, 30.0, 26.6])
 def test_a_step_takes_as_long_as_the_slower_of_host_and_card(simulated, host_ms):
-    row = step_clock.measure(simulated(28.4, host_ms), **LIMITS)
+    row = trainers.measure(simulated(28.4, host_ms), **LIMITS)
     assert row["issue_ms"] == pytest.approx(host_ms)
     assert row["step_median_ms"] == pytest.approx(max(host_ms, 28.4))
 
@@ -96,7 +95,7 @@ def test_a_turn_is_the_same_step_as_a_measured_one(simulated):
     clocked.model = torch.nn.Linear(2, 2)
     clocked.model.weight.grad = torch.ones(2, 2)
     prepared = []
-    turn = step_clock.turn(clocked, lambda: prepared.append(clocked.issued), steps=3)
+    turn = trainers.turn(clocked, lambda: prepared.append(clocked.issued), steps=3)
     assert isinstance(turn, Turn)
     for _ in range(3):
         turn.reset()
@@ -116,17 +115,17 @@ def test_a_turn_is_the_same_step_as_a_measured_one(simulated):
 )
 def test_who_keeps_the_other_waiting_sets_the_pace(kernels_ms, step_ms, setter):
     """The card was said to set the pace of a step in which it was 19 % busy."""
-    assert step_clock.pace_setter(kernels_ms, step_ms) == setter
+    assert trainers.pace_setter(kernels_ms, step_ms) == setter
 
 
 def test_on_a_cpu_it_times_real_steps(one_thread):
-    trainer = transformer_trainer.Trainer("nano", "step", "cpu", "fp32", 2, 16, "plain")
-    row = step_clock.measure(trainer, seconds=0.0, steps=2)
+    trainer = trainers.TransformerTrainer("nano", "step", "cpu", "fp32", 2, 16, "plain")
+    row = trainers.measure(trainer, seconds=0.0, steps=2)
     sections = [row[f"{name}_median_ms"] for name in PARTS]
     assert min(sections) > 0
     assert row["step_median_ms"] > 0.9 * sum(sections)
-    assert row["step_n"] == 2 * step_clock.BLOCKS
-    assert step_clock.peaks(trainer) == {}, "no allocator to ask"
+    assert row["step_n"] == 2 * trainers.BLOCKS
+    assert trainers.peaks(trainer) == {}, "no allocator to ask"
 
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -134,8 +133,8 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 @needs_cuda
 def test_a_tiny_model_on_a_card_waits_for_its_host():
-    trainer = transformer_trainer.Trainer("nano", "step", "cuda", "fp32", 1, 16, "plain")
-    row = step_clock.measure(trainer, **LIMITS)
+    trainer = trainers.TransformerTrainer("nano", "step", "cuda", "fp32", 1, 16, "plain")
+    row = trainers.measure(trainer, **LIMITS)
     assert row["issue_ms"] > 0.9 * row["step_median_ms"]
     sections = sum(row[f"{name}_median_ms"] for name in PARTS)
     assert 0.5 * row["step_median_ms"] < sections <= 1.05 * row["step_median_ms"]
@@ -143,8 +142,8 @@ def test_a_tiny_model_on_a_card_waits_for_its_host():
 
 @needs_cuda
 def test_peaks_before_the_optimizer_are_below_those_of_the_step():
-    trainer = transformer_trainer.Trainer("nano", "step", "cuda", "fp32", 2, 16, "plain")
+    trainer = trainers.TransformerTrainer("nano", "step", "cuda", "fp32", 2, 16, "plain")
     trainer.step()
-    actual = step_clock.peaks(trainer)
+    actual = trainers.peaks(trainer)
     assert 0 < actual["held_mib"] < actual["both_peak_mib"] <= actual["peak_mib"]
     assert not trainer.optimizer._optimizer_step_pre_hooks
