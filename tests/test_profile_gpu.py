@@ -26,8 +26,9 @@ def test_sections_add_up_to_the_step_and_parts_to_attention(precision):
     assert listed == pytest.approx(actual["kernels_ms"], rel=0.01)
     forward = {kind: (n, ms) for s, kind, n, ms in actual["classes"] if s == "forward"}
     parts = {part.rpartition("/")[2]: (n, ms) for _, part, n, ms in actual["parts"]}
-    assert parts["scores"][0] >= 2 and parts["values"][0] >= 2  # two blocks
-    assert parts["softmax"][1] >= 0.9 * forward["softmax"][1]
+    assert all(parts[step][0] >= 2 for step in ("scores", "softmax", "values"))  # two blocks
+    casts = forward.get("copy and cast", (0, 0.0))[1]  # the loss has a softmax of its own
+    assert 0 < parts["softmax"][1] < forward["softmax"][1] + casts
     assert parts["scores"][1] + parts["values"][1] < forward["GEMM"][1]
 
 
