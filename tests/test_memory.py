@@ -13,6 +13,7 @@ from fusedlib.bench.attempt import Attempt
 from fusedlib.ops.mlp import function as functional
 from study import calculator, ledger, memory, mlp, paths, rivals
 from study.allocator import OF_PASS, kept, mib_of, passed, peak, watching
+from study.errors import SizesError
 from study.lean import LeanMLP
 from study.ledger import LEDGERS, D, W
 from study.mlp import MODULE, PLAIN_PATH, TASK, SwiGLUProblem, draw
@@ -200,7 +201,7 @@ def test_the_calculator_knows_shared_heads_and_a_large_vocabulary():
     assert (all_heads - few) * gib == pytest.approx(4 * n * 118_256)
     kept = (all_heads - llama["activations"]) * gib
     assert kept == pytest.approx(32 * 2 * 2 * n * 24 * 128), "k and v of 24 heads, 32 blocks"
-    with pytest.raises(ValueError, match="5 must divide 32"):
+    with pytest.raises(SizesError, match="kv_heads must divide heads.* not 5 of 32 heads of 4096"):
         calculator.parts(**shape, kv_heads=5)
 
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import IPython.core.getipython
 import nbformat
 import pytest
+from jupyter_client import KernelManager
 from typer.testing import CliRunner
 
 import limits
@@ -211,6 +212,7 @@ DECLARED = """hidden: int = 512  # width of the layer [16..4096]
 direction: str = "forward"  # redraws all [forward | forward and backward]
 warmup: int = 1  # steps [0 | 1 | 5]
 models: list[str] = ["64·128·384"]  # to race here
+waits: list[float] = [1.5]  # of a kernel [0.5..2.25]
 tokens: int = (
     64  # of a sequence [1..128]
 )"""
@@ -227,7 +229,10 @@ tokens: int = (
         ('models = "a,b"', "models must be list of str, not 'a,b'; papermill takes it by -y "
                            """'models: ["64·128·384"]'"""),
         ("hiden = 64", "'hiden' is no knob of this notebook; known: hidden, direction, warmup, "
-                       "models, tokens"),
+                       "models, waits, tokens"),
+        ("waits = [1.0, 0.25]", "waits must be list of float in [0.5..2.25], not [1.0, 0.25]"),
+        ("waits = []", "waits must be list of float in [0.5..2.25], not []"),
+        ("waits = [0.5, 2.25]", None),
         ("hidden = 4096", None),
     ],
 )  # fmt: skip
@@ -246,6 +251,25 @@ def test_a_notebook_refuses_a_knob_that_is_set_to_what_its_line_does_not_allow(
     with pytest.raises(SizesError) as refused:
         knobs.check_knobs()
     assert str(refused.value) == sentence
+
+
+def test_a_cell_that_arrives_after_a_refused_knob_is_not_run():
+    """It ran on the values refused above, or raised what no student caused."""
+    refused = "from study.errors import SizesError; raise SizesError('x must be int')"
+    manager = KernelManager()
+    manager.start_kernel(env=os.environ | run.for_kernels())
+    client = manager.blocking_client()
+    try:
+        client.start_channels()
+        client.wait_for_ready(60)
+        client.execute(refused)
+        time.sleep(0.1)
+        client.execute("late = 1")
+        replies = [client.get_shell_msg(timeout=60)["content"]["status"] for _ in range(2)]
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    assert replies == ["error", "aborted"]
 
 
 def test_every_notebook_and_page_declares_knobs_that_can_be_read():

@@ -5,6 +5,7 @@ and when which of them are there (`moments`).
 from typing import Any
 
 from fusedlib.bench.arguments import require_known
+from study.errors import SizesError
 
 ATTENTION = ("fused", "plain")
 LOSSES = ("whole", "chunked")
@@ -54,7 +55,8 @@ def parts(
     query keeps H in place of K. `head` is E, by default D / H.
 
     Raises:
-        ValueError: an unknown precision, attention or loss, or heads that do not divide.
+        ValueError: an unknown precision, attention or loss.
+        SizesError: heads that do not divide.
     """
     require_known("precision", precision, WIDTHS)
     require_known("attention", attention, ATTENTION)
@@ -62,7 +64,10 @@ def parts(
     weight, state, _, product = WIDTHS[precision]
     kv_heads = kv_heads or heads
     if heads % kv_heads or (not head and hidden % heads):
-        raise ValueError(f"{kv_heads} must divide {heads} heads, and these {hidden} columns")
+        raise SizesError(
+            f"kv_heads must divide heads, and without a head's width heads must divide hidden: not "
+            f"{kv_heads} of {heads} heads of {hidden} columns"
+        )
     head = head or hidden // heads
     cast, n, width, kv_width = weight != product, batch * tokens, heads * head, kv_heads * head
     matrices = 2 * hidden * width + 2 * hidden * kv_width + 3 * hidden * inner

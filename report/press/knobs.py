@@ -1,7 +1,8 @@
 """Knobs: what a notebook's cell tagged `parameters` declares, and the check of their values.
 
 A knob's line reads `name: type = default  # help`. Its help may say what is allowed: `[16..4096]`,
-where either end may be open, or `[fp32 | bf16]`; of a list this holds for each entry.
+where either end may be open, or `[fp32 | bf16]`; of a list, which may not be empty, this holds for
+each entry.
 """
 
 import ast
@@ -19,7 +20,7 @@ TYPES: dict[str, Any] = {
     "list[bool]": list[bool], "list[int]": list[int], "list[float]": list[float],
     "list[str]": list[str],
 }  # fmt: skip
-_RANGE = re.compile(r"\[(-?\d*)\.\.(-?\d*)\]")
+_RANGE = re.compile(r"\[(-?\d+(?:\.\d+)?)?\.\.(-?\d+(?:\.\d+)?)?\]")
 _CHOICES = re.compile(r"\[([^][]+ \| [^][]+)\]")
 _INJECTED = "# Parameters\n"
 """Begins the cell that papermill puts below the declared ones."""
@@ -60,12 +61,12 @@ def _kind(name: str, stated: str, text: str) -> Any:
         )
     entry: Any = getattr(kind, "__args__", [kind])[0]
     if bounds := _RANGE.search(text):
-        least, most = (int(end) if end else None for end in bounds.groups())
+        least, most = (ast.literal_eval(end) if end else None for end in bounds.groups())
         entry = Annotated[entry, Field(ge=least, le=most)]
     elif choices := _CHOICES.search(text):
         listed = choices[1].split(" | ")
         entry = Literal[tuple(listed if entry is str else map(ast.literal_eval, listed))]
-    return list[entry] if stated.startswith("list") else entry
+    return Annotated[list[entry], Field(min_length=1)] if stated.startswith("list") else entry
 
 
 def check_knobs() -> None:
@@ -119,7 +120,7 @@ def parsed(name: str, text: str, knob: Knob) -> Any:
     Raises:
         SizesError: it stands for none; the sentence begins with the name.
     """
-    if get_origin(knob.kind) is list:
+    if knob.default.startswith("["):
         inside = text.strip().removeprefix("[").removesuffix("]")
         value: Any = [_literal(entry.strip()) for entry in inside.split(",") if entry.strip()]
     else:
