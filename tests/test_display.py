@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from press import display, formats, plots
+from press import display, formats, plots, show
 from report_sample import outputs_of
 
 
@@ -29,27 +29,23 @@ def test_table_keeps_strings_and_escapes_html() -> None:
     assert "a&lt;b" in output.data["text/html"] and "c &lt; d" in output.data["text/html"]
 
 
-def test_lines_that_begin_at_zero_are_all_in_view():
-    """The first panel fixed the axis that all share, and a later panel's points were cut off."""
-    points = pd.DataFrame({"x": 1, "y": [1.0, 9.0], "by": "eager", "panel": ["a", "b"]})
-    for ax in plots.lines(points, "x", "y", "by", panel="panel", zero=True).figure.axes:
-        low, high = ax.get_ylim()
-        assert low == 0 and high > 9
-
-
-def test_error_bars_reach_from_low_to_high() -> None:
-    frame = pd.DataFrame({"ms": [10.0, 20.0], "low": [9, 18], "high": [12, 21], "T": [1, 2]})
-    shown = plots.bars(frame.assign(by="fused"), "ms", "T", "by", low="low", high="high")
-    (bars,) = shown.figure.axes[0].containers[0].lines[2]
-    assert [segment[:, 0].tolist() for segment in bars.get_segments()] == [[18, 21], [9, 12]]
-
-
 def test_bars_show_a_mark_for_each_row_of_another_machine() -> None:
     """Also of a name, a row or a panel that the first machine lacks: a caption names its marks."""
-    rows = [("H100", "bf16", "all", "peak"), ("here", "fp32", "all", "peak"),
-            ("here", "fp32", "two", "peak"), ("here", "bf16", "all", "time")]  # fmt: skip
+    rows = [("H200", "bf16", "all", "peak"), ("H100", "fp32", "all", "peak"),
+            ("H100", "fp32", "two", "peak"), ("H100", "bf16", "all", "time")]  # fmt: skip
     frame = pd.DataFrame(rows, columns=["machine", "by", "plan", "what"]).assign(value=1.0)
-    frame["machine"] = pd.Categorical(frame["machine"], ["H100", "here"])
-    shown = plots.bars(frame, "value", "plan", "by", panel="what", card="machine")
+    shown = show.bars(frame, "value", "plan", "by", panel="what")
     marks = [line.get_xdata() for ax in shown.figure.axes for line in ax.lines]
     assert sum(map(len, marks)) == 3
+
+
+def test_lines_of_dots_reach_from_low_to_high() -> None:
+    frame = pd.DataFrame({"ratio": [2.0, 3.0], "low": [1.8, 3], "high": [2.5, 3.5], "by": "fused",
+                          "of": ["a", "b"], "machine": pd.Categorical(["H200"] * 2)})  # fmt: skip
+    shown = plots.points(
+        frame, "ratio", "of", "by", low="low", high="high", reference=1.0, spec="3×", logx=True,
+        xlabel="times", card="machine", height=2.0,
+    )  # fmt: skip
+    (lines,) = shown.figure.axes[0].containers[0].lines[2]
+    drawn = [segment[:, 0].tolist() for segment in lines.get_segments()]
+    assert drawn == [pytest.approx([1.8, 2.5]), pytest.approx([3.0, 3.5])]

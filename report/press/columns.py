@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 import study
 from fusedlib.bench import machine as machines
@@ -65,11 +64,6 @@ def recorded_machines() -> set[str]:
     return {machines.label(folder.name) for folder in folders(here=False)}
 
 
-def is_gone(value: Any) -> bool:
-    """Whether a value is missing, in any of pandas' ways."""
-    return value is pd.NA or value is pd.NaT or is_missing(value)
-
-
 def _recorded(value: Any) -> str:
     """A value as `columns.toml` names it: 64.0 as 64."""
     whole = isinstance(value, float | np.floating) and float(value).is_integer()
@@ -78,7 +72,7 @@ def _recorded(value: Any) -> str:
 
 def read(name: str, value: Any) -> str:
     """How a value of a column reads; a missing one is "none"."""
-    if is_gone(value):
+    if is_missing(value):
         return "none"
     if name == "machine" and value not in recorded_machines():
         return OWN if value == machines.label(machines.key()) else str(value)
@@ -127,20 +121,16 @@ def ordered_values(name: str, values: Iterable[Any]) -> list[Any]:
 
     Known ones come first; others by number, those like 64·128 by their numbers, or as they come.
     """
-    there = list(dict.fromkeys(None if is_gone(value) else value for value in values))
+    there = list(dict.fromkeys(None if is_missing(value) else value for value in values))
     listed = [value for value in there if value is not None]
     known = {str(value): at for at, value in enumerate(_usual(name))}
     key: Callable[[Any], Any] = listed.index
     if all(isinstance(value, Number) for value in listed):
         key = float
     elif all(re.fullmatch(r"\d+(·\d+)*", str(value)) for value in listed):
-        key = _sizes
+        key = lambda shape: [int(size) for size in shape.split("·")]  # noqa: E731
     ordered = sorted(listed, key=lambda v: (known.get(_recorded(v), len(known)), key(v)))
     return ordered + [None] * (None in there)
-
-
-def _sizes(shape: str) -> list[int]:
-    return [int(size) for size in shape.split("·")]
 
 
 def value_labels(name: str, ordered: Sequence[Any]) -> list[str]:

@@ -16,12 +16,13 @@ from itertools import groupby
 from typing import Any
 
 import jinja2
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from pandas.io.formats.style import Styler
 
 from press import style
-from press.formats import MISSING, formatted, number
+from press.formats import MISSING, formatted, is_missing, number
 from press.plots import Picture
 from study import paths
 
@@ -134,14 +135,14 @@ def table_json(frame: pd.DataFrame, formats: Mapping[str, str] | None = None) ->
     plain = isinstance(frame.index, pd.RangeIndex) and frame.index.name is None
     names = [] if plain else list(frame.index.names)
     stub = [
-        cells(frame.index.get_level_values(level), formats.get(name))
+        [cell(value, formats.get(name)) for value in frame.index.get_level_values(level)]
         for level, name in enumerate(names)
     ]
-    heads = [label if isinstance(label, tuple) else (label,) for label in frame.columns]
-    body = [cells(frame.iloc[:, at], _spec(head, formats)) for at, head in enumerate(heads)]
+    specs = [spec_of(label, formats) for label in frame.columns]
+    body = [[cell(value, spec) for value in frame.iloc[:, at]] for at, spec in enumerate(specs)]
     columns = [["", "" if name is None else str(name)][-levels:] for name in names]
     return {
-        "columns": columns + [[_cell(part) for part in head] for head in heads],
+        "columns": columns + [[*map(cell, _parts(label))] for label in frame.columns],
         "stub": len(stub),
         "align": ["left"] * len(stub) + [_alignment(column) for column in body],
         "rows": [list(row) for row in zip(*_once(stub), *body, strict=True)],
@@ -168,9 +169,13 @@ def table_data(content: Mapping[str, Any]) -> dict[str, Any]:
         f"{_template().rows(content, inline=True)}</table>"
         + (f"<p class='fusedlib-note'>{_inline(note)}</p>" if note else "")
     )
+    return {TABLE_MIME: dict(content), "text/html": page, "text/plain": plain_table(content)}
+
+
+def plain_table(content: Mapping[str, Any]) -> str:
+    """A table's JSON as text."""
     heads = [" ".join(filter(None, names)) for names in content["columns"]]
-    text = pd.DataFrame(content["rows"], columns=heads).to_string(index=False)
-    return {TABLE_MIME: dict(content), "text/html": page, "text/plain": text}
+    return pd.DataFrame(content["rows"], columns=heads).to_string(index=False)
 
 
 @cache
@@ -187,21 +192,20 @@ def header_groups(columns: Iterable[Sequence[str]]) -> list[tuple[str, int]]:
     return [(label, len([*group])) for label, group in groupby(names[0] for names in columns)]
 
 
-def _spec(head: Sequence[str], formats: Mapping[str, str]) -> str | None:
-    return next((formats[name] for name in (*head[::-1], "") if name in formats), None)
+def spec_of(label: Any, formats: Mapping[str, str]) -> str | None:
+    """The format of a column by its head, the lowest first."""
+    return next((formats[name] for name in (*_parts(label)[::-1], "") if name in formats), None)
 
 
-def cells(values: Iterable[Any], spec: str | None) -> list[str]:
-    """Values as the cells of a table, by a spec of `press.formats` or by their types."""
-    return [_cell(value if spec is None else formatted(value, spec)) for value in values]
+def _parts(label: Any) -> tuple[Any, ...]:
+    return label if isinstance(label, tuple) else (label,)
 
 
-def _cell(value: object) -> str:
-    if isinstance(value, str):
-        return " ".join(value.split())
-    if value is None or (pd.api.types.is_scalar(value) and pd.isna(value)):
-        return MISSING
-    if isinstance(value, bool) or type(value).__name__ == "bool":
+def cell(value: object, spec: str | None = None) -> str:
+    """A value as a cell of a table, by a spec of `press.formats` or by its type."""
+    if spec is not None or is_missing(value):
+        return " ".join(formatted(value, spec or "").split())
+    if isinstance(value, bool | np.bool_):
         return "yes" if value else "no"
     if pd.api.types.is_integer(value):
         return f"{value:,}".replace("-", "−")

@@ -5,6 +5,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import pandas as pd
+
 MISSING = "—"
 _SPEC = re.compile(r"(?P<whole>,d)|(?P<digits>\d*)(?P<unit>.*)", re.DOTALL)
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -28,10 +30,10 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value is None or NaN."""
+    """Whether a value, or one of several, is missing in any of pandas' ways."""
     if isinstance(value, tuple):
         return any(map(is_missing, value))
-    return value is None or (isinstance(value, float) and math.isnan(value))
+    return bool(pd.api.types.is_scalar(value) and pd.isna(value))
 
 
 def formatted(value: Any, spec: str = "") -> str:
@@ -65,14 +67,16 @@ def spread(values: Sequence[Any], spec: str = "") -> str:
         return ", ".join(dict.fromkeys(map(str, present)))
     pairs = [v if isinstance(v, tuple) else (v, v) for v in present]
     lows, highs = ([*map(float, ends)] for ends in zip(*pairs, strict=True))
-    inner = _range(lows[-1], highs[-1], spec)
-    outer = _range(min(lows), max(highs), spec)
+    inner, outer = (
+        "–".join(dict.fromkeys(_bare(v, spec) for v in ends))
+        for ends in ((lows[-1], highs[-1]), (min(lows), max(highs)))
+    )
     return f"{inner}{_unit(spec)}" + (f" [{outer}]" if outer != inner else "")
 
 
 def tick(value: float, spec: str) -> str:
     """A number at an axis, whose unit stands in the axis's title."""
-    shown = 100 * value if _parts(spec)[1] == "%" else value
+    shown = 100 * value if unit(spec) == "%" else value
     if 0 < abs(shown) < 1e-4:
         mantissa, _, power = number(shown, 2).partition(" × ")
         return f"{mantissa.removesuffix('.0')} × {power}" if power else mantissa
@@ -82,11 +86,6 @@ def tick(value: float, spec: str) -> str:
 def unit(spec: str) -> str:
     """The unit of a spec, for an axis's title; `share` for percentages."""
     return _parts(spec)[1]
-
-
-def _range(low: float, high: float, spec: str) -> str:
-    ends = list(dict.fromkeys(_bare(v, spec) for v in (low, high)))
-    return "–".join(ends)
 
 
 def _parts(spec: str) -> tuple[int | None, str]:
@@ -99,7 +98,7 @@ def _parts(spec: str) -> tuple[int | None, str]:
 
 
 def _unit(spec: str) -> str:
-    text = _parts(spec)[1]
+    text = unit(spec)
     return text if text in _CLOSE else f" {text}"
 
 

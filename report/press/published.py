@@ -13,7 +13,7 @@ import pandas as pd
 from study import paths
 
 MACHINE = "published"
-"""The machine of `as_rows`: a claim over them says that it speaks of published tables."""
+"""The machine of published rows: a claim over them says that it speaks of published tables."""
 WARMUP = "warmup"
 """The rows of `end_to_end` that differ in warm-up only."""
 OF_TOPIC = {
@@ -39,11 +39,6 @@ _TYPES = {
 }  # fmt: skip
 
 
-def tables() -> list[str]:
-    """Names that `load` knows, sorted."""
-    return sorted([WARMUP, *(path.stem for path in paths.PUBLISHED.glob("*.csv"))])
-
-
 @cache
 def sources() -> dict[str, dict[str, Any]]:
     """What the sources are, by id: `title`, `what`, `device`, `file`, `notes` and more."""
@@ -52,25 +47,14 @@ def sources() -> dict[str, dict[str, Any]]:
 
 def load(table: str) -> pd.DataFrame:
     """One published table as a tidy frame; what a source does not state is missing."""
-    if table not in tables():
-        raise ValueError(f"unknown published table {table!r}; known: {', '.join(tables())}")
+    known = sorted([WARMUP, *(path.stem for path in paths.PUBLISHED.glob("*.csv"))])
+    if table not in known:
+        raise ValueError(f"unknown published table {table!r}; known: {', '.join(known)}")
     file = "end_to_end" if table == WARMUP else table
     frame = pd.read_csv(paths.PUBLISHED / f"{file}.csv", dtype=_TYPES)
     if table == WARMUP:
         eager_fp32 = frame["precision"].eq("float32") & frame["compile"].eq(False)
         frame = frame[eager_fp32.fillna(False) | frame["source"].eq("004")].reset_index(drop=True)
-    return frame
-
-
-def as_rows(table: str, study: str) -> pd.DataFrame:
-    """A published table in the form of rows, each a case of its own, for a claim of this study."""
-    frame = load(table)
-    frame = frame.astype({"source": object}).assign(
-        machine=pd.Categorical([MACHINE] * len(frame)), recording="as published", own=False,
-        profile=MACHINE, device_type="cuda", status="ok",
-        case=[f"{MACHINE} {n}" for n in range(len(frame))],
-    )  # fmt: skip
-    frame.attrs["study"] = study
     return frame
 
 

@@ -20,20 +20,18 @@ from press import published as tables
 from press.columns import (
     column,
     columns,
-    is_gone,
     looks,
     ordered_values,
     read,
     recorded_machines,
     value_labels,
 )
+from press.formats import is_missing
 from press.plots import Picture
 from press.tabs import tabs
 
 __all__ = ["areas", "bars", "columns", "dots", "lines", "published", "table", "tabs"]
 
-SPAN, SPAN_OF_LOG = 30, 3
-"""From which factor on an axis is logarithmic, and that of a column that says `log`."""
 MARKS = ("filled", "open", "cross")
 """Marks of the first, second and third machine."""
 Columns = str | Sequence[str]
@@ -63,7 +61,7 @@ def dots(
         ValueError: a column is missing, there are more series or machines, or rows on one mark
             differ in something that was not chosen; with what to do.
     """
-    return _picture(plots.points, rows, x, [y], by, panel, reference, most, title)
+    return _picture(plots.dots, rows, x, [y], by, panel, most, title, reference)
 
 
 def lines(
@@ -75,7 +73,7 @@ def lines(
     Raises:
         ValueError: as of `dots`; or `x` has no numbers.
     """
-    return _picture(plots.lines, rows, y, [x], by, panel, reference, most, title)
+    return _picture(plots.lines, rows, y, [x], by, panel, most, title, reference)
 
 
 def bars(
@@ -92,11 +90,11 @@ def bars(
     Raises:
         ValueError: as of `dots`.
     """
+    if span and not stacked:
+        raise ValueError("a span is a line over a stacked bar: stacked=True")
     several = "machine" in rows and rows["machine"].nunique() > 1
     at = list(dict.fromkeys([y, "machine"])) if stacked and several else [y]
-    ends = dict(zip(("low", "high"), span or (), strict=False))
-    options = {"stacked": stacked, "values": span is None, **ends}
-    return _picture(plots.bars, rows, x, at, by, panel, None, most, title, **options)
+    return _picture(plots.bars, rows, x, at, by, panel, most, title, None, span or (), stacked)
 
 
 def areas(panels: Mapping[str, pd.DataFrame], phases: Sequence[str]) -> Picture:
@@ -134,55 +132,54 @@ def areas(panels: Mapping[str, pd.DataFrame], phases: Sequence[str]) -> Picture:
 
 
 def _picture(
-    plot: Callable[..., plots.Picture], rows: pd.DataFrame, value: str, at: list[str], by: str,
-    panel: Columns | None, reference: float | None, most: int, title: str | None, **options: Any,
+    draw: Callable[[plots.Chart], Picture], rows: pd.DataFrame, value: str, at: list[str], by: str,
+    panel: Columns | None, most: int, title: str | None, reference: float | None = None,
+    span: Sequence[str] = (), stacked: bool = False,
 ) -> Picture:  # fmt: skip
-    panels, over = _listed(panel), at[0] if plot is plots.lines else None
+    panels, over = _listed(panel), at[0] if draw is plots.lines else None
     every = list(dict.fromkeys([*panels, by, *at, "machine"]))
     marks = _with_marks(rows, [value, *_listed(over)], [*at, by], panels)
     if marks.empty:
         return _nothing(rows, value, title)
     _require_alike(marks, every, "mark", 'a panel each: panel="{}"')
-    own, more = _own_machines(marks), [options[end] for end in ("low", "high") if end in options]
-    marks = _medians(marks, every, [value, *more])
+    own = _own_machines(marks)
+    groups = marks.groupby(every, dropna=False, observed=True, sort=False)
+    marks = groups[[value, *span]].median().reset_index()  # over repetitions
     ordered = {name: ordered_values(name, marks[name]) for name in every}
     _require_few(by, ordered[by], most, f", or most={len(ordered[by])} for all")
     _require_few("machine", ordered["machine"], len(MARKS))
-    if plot is not plots.bars and value == "ratio" and reference is None:
+    if value == "ratio" and reference is None and draw is not plots.bars:
         reference = 1.0
-    spans = [name for name in (value, over) if name]
-    within = _within(marks, own, spans, 0.0 if plot is plots.bars else reference)
+    also = 0.0 if draw is plots.bars else reference
+    within = _within(marks, own, [name for name in (value, over) if name], also)
     marks, beyond = marks[within], int((~within).sum())
 
-    labels = {name: _labelled(name, marks[name]) for name in every}
-    shown = pd.DataFrame({**{name: marks[name] for name in (value, *more)}, **labels})
-    shown = shown.sort_values(every, kind="stable")
-    place = over or ", ".join(at)
-    shown["panel"] = _joined(shown, panels)
-    shown[place] = _whole(marks[over].loc[shown.index]) if over else _joined(shown, at)
+    labels = pd.DataFrame({name: _labelled(name, marks[name]) for name in every})
+    labels = labels.sort_values(every, kind="stable")
+    marks = marks.loc[labels.index]
     there = [name for name in ordered["machine"] if name is not None]
     cards = there if there[1:] and "machine" not in (*panels, by, *at) else []
-    words = column(value).label
-    if len(there) == 1:
-        words += f" ({read('machine', there[0])})"
-    sides, options = (value, place), options | {
-        "panel": "panel" if panels else None, "spec": column(value).format,
-        "card": "machine" if cards else None, "legend": False, "xlabel": words,
-    }  # fmt: skip
-    if over:
-        sides = (place, value)
-        options |= {"logx": _is_log(over, marks[over]), "logy": _is_log(value, marks[value]),
-                    "reference": reference, "xlabel": column(over).label,
-                    "ylabel": words}  # fmt: skip
-    elif plot is plots.points:
-        options |= {"logx": _is_log(value, marks[value]), "reference": reference, "share": True}
+    place = _whole(marks[over]) if over else _joined(labels, at)
+    shown = pd.DataFrame({"value": marks[value], "place": place, "by": labels[by]})
+    if span:
+        shown[["low", "high"]] = marks[[*span]]
+    if panels:
+        shown["panel"] = _joined(labels, panels)
+    if cards:
+        shown["machine"] = labels["machine"]
+    where = f" ({read('machine', there[0])})" if len(there) == 1 else ""
+    log = draw is not plots.bars and plots.is_log(value, marks[value])
+    says = column(value)
+    chart = plots.Chart(
+        shown, says.label + where, says.format, ", ".join(at), log, reference, stacked
+    )
     slots = dict(zip(value_labels(by, ordered[by]), looks(by, ordered[by]).values(), strict=True))
     with style.slots(slots):
-        drawn = plot(shown, *sides, by, **options)
-    _legend(drawn.figure, plot, cards, beyond)
+        drawn = draw(chart)
+    _legend(drawn.figure, draw is plots.bars, cards, beyond)
     if title:
         drawn.figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=style.INK)
-    data = marks.loc[shown.index, [name for name in (*every, value, *more) if name in rows]]
+    data = marks[[name for name in (*every, value, *span) if name in rows]]
     alt = f"{title.rstrip('.')}. {drawn.alt}" if title else drawn.alt
     return Picture(drawn.figure, data.reset_index(drop=True), alt)
 
@@ -230,18 +227,17 @@ def _within(
     return within
 
 
-def _legend(fig: Any, plot: Callable[..., Any], cards: Sequence[Any], beyond: int) -> None:
+def _legend(fig: Any, bars: bool, cards: Sequence[Any], beyond: int) -> None:
     """Names below the panels, and whose marks are which."""
-    for place, name in enumerate(cards if cards[1:] else ()):
-        look = {"marker": "o", "linestyle": "", "color": style.MUTED, "markersize": 4.5}
-        what = MARKS[place]
-        if plot is plots.bars:
+    for place, name in enumerate(cards):
+        look = {"marker": "o", "color": style.MUTED, "markersize": 4.5}
+        if bars:
             look |= {"marker": "D", "color": style.INK} if place else {"marker": "s"}
-            what = what if place else "bars"
-        text = f"{what}: {read('machine', name)}"
+        text = f"{MARKS[place] if place or not bars else 'bars'}: {read('machine', name)}"
         if beyond and place == len(cards) - 1:
             text += f", {beyond} beyond the axis"
-        fig.axes[0].errorbar([], [], **look | plots.mark(place), label=text)  # after all names
+        look |= {"linestyle": "", **plots.look(place)}
+        fig.axes[0].errorbar([], [], **look, label=text)  # after all names
     style.legend(fig)
 
 
@@ -253,9 +249,7 @@ class Table(Styler):
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         content = display.table_json(self.data, self.data.attrs["formats"])
-        heads = [" ".join(filter(None, names)) for names in content["columns"]]
-        text = pd.DataFrame(content["rows"], columns=heads).to_string(index=False)
-        return {"text/html": self.to_html(), "text/plain": text}
+        return {"text/html": self.to_html(), "text/plain": display.plain_table(content)}
 
 
 def table(
@@ -305,13 +299,8 @@ def table(
     frame.attrs = {"formats": formats}
     styled = Table(frame, uuid="fusedlib", cell_ids=False)
     for head in frame.columns:
-        spec = next(iter(formats.values()), "") if heads else formats.get(head, "")
-        styled.format(partial(_cell, spec or None), subset=[head])
+        styled.format(partial(display.cell, spec=display.spec_of(head, formats)), subset=[head])
     return styled
-
-
-def _cell(spec: str | None, value: Any) -> str:
-    return display.cells([value], spec)[0]
 
 
 def _index(index: pd.Index, names: list[str | None]) -> pd.Index:
@@ -342,7 +331,7 @@ def _labelled(name: str, values: pd.Series) -> pd.Series:
     ordered = ordered_values(name, values)
     texts = value_labels(name, ordered)
     place = dict(zip(ordered, range(len(ordered)), strict=True))
-    codes = [place[None if is_gone(value) else value] for value in values]
+    codes = [place[None if is_missing(value) else value] for value in values]
     return pd.Series(pd.Categorical.from_codes(codes, texts, ordered=True), values.index)
 
 
@@ -350,8 +339,6 @@ def _joined(shown: pd.DataFrame, names: list[str]) -> pd.Series:
     """Several columns as one, whose values are in their order; without those that are missing."""
     if len(names) == 1:
         return shown[names[0]]
-    if not names:
-        return pd.Series(pd.Categorical(["none"] * len(shown)), shown.index)
     texts = [", ".join(text for text in line if text != "none") or "none"
              for line in shown[names].itertuples(index=False, name=None)]  # fmt: skip
     joined = pd.Series(texts, shown.index, dtype=object)
@@ -367,11 +354,6 @@ def _listed(names: Columns | None) -> list[str]:
     return [] if names is None else [names] if isinstance(names, str) else list(names)
 
 
-def _is_log(name: str, values: pd.Series) -> bool:
-    least, most = values.min(), values.max()
-    return bool(least > 0 and most / least > (SPAN_OF_LOG if column(name).log else SPAN))
-
-
 def _own_machines(rows: pd.DataFrame) -> set[Any]:
     """Machines that give no axis its limits: not of the repository, of quick runs, or CPUs."""
     strange = ~rows["machine"].isin([*recorded_machines(), tables.MACHINE])
@@ -379,12 +361,6 @@ def _own_machines(rows: pd.DataFrame) -> set[Any]:
         if name in rows:
             strange |= rows[name] == value
     return set(rows["machine"][strange])
-
-
-def _medians(rows: pd.DataFrame, keys: list[str], values: list[str]) -> pd.DataFrame:
-    """A row a mark, the median over its repetitions."""
-    groups = rows.groupby(keys, dropna=False, observed=True, sort=False)
-    return groups[values].median().reset_index()
 
 
 # --- refused -------------------------------------------------------------------------------------
@@ -408,22 +384,19 @@ def _require_few(name: str, values: Sequence[Any], most: int, more: str = "") ->
 
 def _require_alike(rows: pd.DataFrame, keys: list[str], where: str, instead: str) -> None:
     """Refuse rows of one mark or cell that differ in something that is not among `keys`."""
-    repeats = [name for name, says in columns().items() if says.repeats and name in rows]
-    groups = rows.groupby(keys, dropna=False, observed=True)
     fields = [n for n, says in columns().items() if says.field and n in rows and n not in keys]
+    groups = rows.groupby(keys, dropna=False, observed=True)
     differing = [name for name in fields if (groups[name].nunique(dropna=False) > 1).any()]
-    twice = rows[rows.duplicated(list(dict.fromkeys([*keys, *repeats])), keep=False)]
-    if not differing and twice.empty:
-        return
-    if not differing:  # in something that columns.toml does not call a field
-        groups = twice.groupby(keys, dropna=False, observed=True)
-        others = [
-            n for n in twice if n not in (*keys, *repeats) and twice[n].dtype.kind not in "fc"
-        ]
-        texts = {name: twice[name].map(str).groupby(groups.ngroup()).nunique() for name in others}
-        differing = [name for name in others if (texts[name] > 1).any()] or ["their figures alone"]
+    if not differing:  # unless in something that columns.toml does not call a field
+        repeats = [name for name, says in columns().items() if says.repeats and name in rows]
+        twice = rows[rows.duplicated(list(dict.fromkeys([*keys, *repeats])), keep=False)]
+        if twice.empty:
+            return
+        texts = twice.drop(columns=[*keys, *repeats]).select_dtypes(exclude="floating").map(str)
+        counts = texts.groupby(twice.groupby(keys, dropna=False, observed=True).ngroup()).nunique()
+        others = [*counts.columns[(counts > 1).any()]] or ["their figures alone"]
         raise ValueError(
-            f"rows that lie on one {where} differ in {', '.join(differing[:3])}: choose one of each"
+            f"rows that lie on one {where} differ in {', '.join(others[:3])}: choose one of each"
         )
     name = min(differing, key=lambda one: rows[one].nunique())  # one that others follow from
     values = [value for value in ordered_values(name, rows[name]) if value is not None]

@@ -71,18 +71,9 @@ def register(*names: str, first: int = 0) -> None:
             )
 
 
-# Slots beyond the palette's length repeat its colours with the next dash and the next marker.
-register("fused", "eager", "inductor", "liger", "quack", "thunder", "torch")
-register("forward", "backward", "optimizer", "forward+backward", "step")
-register("small", "medium", "large", "xl", "2.7b")
-register("nano", "micro", "mini", first=5)
-register("fp32", "fp16", "bf16", "tf32", "fp64", "fp8")
-register("own", "recorded", "published")
-register("fusedlib, warmed up", first=26)
-
-
 SLOTS = len(PALETTE) * len(DASHES)
-"""How many slots differ in colour, or in dash and marker."""
+"""How many slots differ in colour, or in dash and marker: those beyond the palette's length repeat
+its colours with the next dash and the next marker."""
 
 
 @contextmanager
@@ -135,11 +126,11 @@ def new(height: float = 3.2, ncols: int = 1, nrows: int = 1, **options: Any) -> 
 
 def line(
     ax: Axes, x: Numbers, y: Numbers, name: str, low: Numbers | None = None,
-    high: Numbers | None = None, *, markers: bool = True, **options: Any,
+    high: Numbers | None = None, **options: Any,
 ) -> None:  # fmt: skip
     """A line with markers in the colour of `name`, with a band from `low` to `high` if given."""
     drawn: dict[str, Any] = {
-        "color": colour(name), "marker": marker(name) if markers else "", "markersize": 4.0,
+        "color": colour(name), "marker": marker(name), "markersize": 4.0,
         "markeredgewidth": 0.0, "linestyle": dash(name), "linewidth": 1.5, "label": name,
     }  # fmt: skip
     ax.plot(x, y, **(drawn | options))
@@ -147,21 +138,12 @@ def line(
         ax.fill_between(x, low, high, color=colour(name), alpha=0.22, linewidth=0)
 
 
-def points(ax: Axes, x: Sequence[float], y: Sequence[float], name: str, **options: Any) -> None:
-    """Markers in the colour of `name`, without a line."""
-    line(ax, x, y, name, **{"linestyle": "", "markersize": 4.5, **options})
-
-
-def reference_line(
-    ax: Axes, *, x: Any = None, y: Any = None, label: str | None = None, **options: Any
-) -> None:
-    """A thin dashed grey line: horizontal at `y`, vertical at `x`, or a curve through both."""
+def reference_line(ax: Axes, *, x: Any = None, y: Any = None, label: str | None = None) -> None:
+    """A thin dashed grey line: horizontal at `y` or vertical at `x`."""
     drawn: dict[str, Any] = {
         "color": MUTED, "linestyle": (0, (4, 2)), "linewidth": 1.1, "label": label
-    } | options  # fmt: skip
-    if x is not None and y is not None:
-        ax.plot(x, y, **drawn)
-    elif y is not None:
+    }  # fmt: skip
+    if y is not None:
         ax.axhline(y, **drawn)
     else:
         ax.axvline(x, **drawn)
