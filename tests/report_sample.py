@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import nbformat
 import pandas as pd
@@ -14,10 +15,13 @@ from press.pages.preprocessors import Headings, Numbers
 
 def outputs_of(*shows: Callable[[], None]) -> list[Any]:
     """The outputs that these calls of `display` leave in a notebook."""
-    with display.captured() as shown:
+    with mock.patch.object(display, "emit") as emit:
         for show in shows:
             show()
-    return [nbformat.from_dict(output) for output in shown]
+    return [
+        nbformat.v4.new_output("display_data", data, metadata={"fusedlib": meaning})
+        for data, meaning in (call.args for call in emit.call_args_list)
+    ]
 
 
 def numbered(notebook: Any) -> Any:

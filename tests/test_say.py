@@ -10,14 +10,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from nbformat import NotebookNode
 
 import claims
 from claims_checks import names_in, turns
 from fusedlib.bench import machine as machines
-from press import display, published, run, say
+from press import published, run, say
 from press.headlines import counts
 from press.pages.outputs import where_it_holds
+from report_sample import outputs_of
 
 FILES = sorted(Path(claims.__file__).parent.glob("[a-z]*.py"))
 TOPICS = [file.stem for file in FILES]
@@ -183,9 +183,8 @@ def test_a_claim_without_topic_sentence_or_known_repeats_is_refused(wrong):
 def test_pages_read_what_say_shows(stated):
     ms = {("H200", "a"): [1.0], ("H200", "b"): [2.0], ("H100", "a"): [9.0]}
     stated(rows(ms), slowest, headline="Fast", first="Quick.")
-    with display.captured() as outputs:
-        say.say("kernels/x")
-    [shown] = [NotebookNode(output["metadata"]["fusedlib"]) for output in outputs]
+    [output] = outputs_of(lambda: say.say("kernels/x"))
+    shown = output.metadata.fusedlib
     assert (shown.kind, shown.study, shown.name) == ("claim", "kernels", "x")
     assert shown.numbers == {"ms": "2.0 ms"}
     assert counts(shown, own=False) == "H200: ✓ 2 of 2; H100: ✗ 0 of 1"

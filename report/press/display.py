@@ -6,11 +6,10 @@ Captions, notes, prose and claims are Markdown (maths in `$...$`); cells and alt
 are plain text.
 """
 
-import contextlib
 import html
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -33,7 +32,7 @@ _NUMBER = re.compile(r"[−+±<>≤≥≈~]*\s*\d[\d,.  ]*(e[+-]?\d+)?(\s*([×±
 
 def prose(text: str) -> None:
     """Show a Markdown paragraph whose numbers were interpolated from rows."""
-    _emit({"text/markdown": text, "text/plain": text}, {"kind": "prose"})
+    emit({"text/markdown": text, "text/plain": text}, {"kind": "prose"})
 
 
 def claim(
@@ -47,7 +46,7 @@ def claim(
         "kind": "claim", "name": name, "sentence": sentence, "headline": headline, "study": study,
         "numbers": dict(numbers), "standings": list(standings), "first": first,
     }  # fmt: skip
-    _emit({"text/markdown": text, "text/plain": f"{sentence} {summary}"}, meaning)
+    emit({"text/markdown": text, "text/plain": f"{sentence} {summary}"}, meaning)
 
 
 def table(
@@ -76,7 +75,7 @@ def table(
     frame = pd.DataFrame({empty: []}) if frame.empty else frame
     meaning: dict[str, Any] = {"caption": caption, "note": note, "name": name}
     meaning |= {"machines": list(machines)} if machines else {}
-    _emit(table_data(table_json(frame, formats) | meaning), {"kind": "table", **meaning})
+    emit(table_data(table_json(frame, formats) | meaning), {"kind": "table", **meaning})
 
 
 def figure(
@@ -106,7 +105,7 @@ def figure(
         pyplot.close(fig)
     meaning = {"kind": "figure", "caption": caption, "alt": alt, "name": name, "data": data}
     meaning |= {"machines": list(machines)} if machines else {}
-    _emit(figure_data(drawn, meaning), meaning)
+    emit(figure_data(drawn, meaning), meaning)
 
 
 def figure_data(drawn: str, meaning: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,37 +125,36 @@ def table_json(frame: pd.DataFrame, formats: Mapping[str, str] | None = None) ->
         `columns`: for each column its header cells from the top (one or two); `stub`: how many
         leading columns name the row; `align`: "left" or "right" for each column; `rows`: cells.
     """
-    levels = frame.columns.nlevels
-    if levels > 2:
-        raise ValueError(f"a table has one or two header levels, got {levels}: join some names")
+    if frame.columns.nlevels > 2:
+        raise ValueError(
+            f"a table has one or two header levels, got {frame.columns.nlevels}: join some names"
+        )
     if not len(frame.columns):
         raise ValueError("a table needs at least one column; to say that there is no row, use note")
-    formats = formats or {}
-    plain = isinstance(frame.index, pd.RangeIndex) and frame.index.name is None
-    names = [] if plain else list(frame.index.names)
-    stub = [
-        [cell(value, formats.get(name)) for value in frame.index.get_level_values(level)]
-        for level, name in enumerate(names)
-    ]
+    formats, index = formats or {}, frame.index
+    plain = isinstance(index, pd.RangeIndex) and index.name is None
+    levels = [] if plain else [index.get_level_values(at) for at in range(index.nlevels)]
+    stub = [[cell(value, formats.get(level.name)) for value in level] for level in levels]
     specs = [spec_of(label, formats) for label in frame.columns]
     body = [[cell(value, spec) for value in frame.iloc[:, at]] for at, spec in enumerate(specs)]
-    columns = [["", "" if name is None else str(name)][-levels:] for name in names]
+    heads = [["", "" if level.name is None else str(level.name)] for level in levels]
     return {
-        "columns": columns + [[*map(cell, _parts(label))] for label in frame.columns],
+        "columns": [head[-frame.columns.nlevels :] for head in heads]
+        + [[*map(cell, _parts(label))] for label in frame.columns],
         "stub": len(stub),
         "align": ["left"] * len(stub) + [_alignment(column) for column in body],
         "rows": [list(row) for row in zip(*_once(stub), *body, strict=True)],
     }
 
 
-def _once(stub: Sequence[Sequence[str]]) -> list[list[str]]:
+def _once(stub: Sequence[list[str]]) -> list[list[str]]:
     """Names of rows; an outer level shows a name in the first of its rows alone."""
-    keys = list(zip(*stub, strict=True))
     shown = [list(level) for level in stub]
-    for level in range(len(stub) - 1):
+    for depth, level in enumerate(shown[:-1], 1):
+        keys = list(zip(*stub[:depth], strict=True))
         for at in range(1, len(keys)):
-            if keys[at][: level + 1] == keys[at - 1][: level + 1]:
-                shown[level][at] = ""
+            if keys[at] == keys[at - 1]:
+                level[at] = ""
     return shown
 
 
@@ -240,29 +238,12 @@ def _check(kind: str, *, name: str, **texts: str) -> None:
             raise ValueError(f'the {kind} "{name}" needs a text as {what}, got {text!r}')
 
 
-_CAPTURES: list[list[dict[str, Any]]] = []
-
-
-@contextlib.contextmanager
-def captured() -> Iterator[list[dict[str, Any]]]:
-    """Collect outputs, as a notebook file holds them, instead of publishing them."""
-    outputs: list[dict[str, Any]] = []
-    _CAPTURES.append(outputs)
-    try:
-        yield outputs
-    finally:
-        _CAPTURES.remove(outputs)
-
-
-def _emit(data: dict[str, Any], meaning: dict[str, Any]) -> None:
+def emit(data: dict[str, Any], meaning: dict[str, Any]) -> None:
     """Publish one output; outside a notebook the plain text is printed."""
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.display import display as publish
 
-    metadata = {"fusedlib": meaning}
-    if _CAPTURES:
-        _CAPTURES[-1].append({"output_type": "display_data", "data": data, "metadata": metadata})
-    elif InteractiveShell.initialized():
-        publish(data, raw=True, metadata=metadata)
+    if InteractiveShell.initialized():
+        publish(data, raw=True, metadata={"fusedlib": meaning})
     else:
         print(data["text/plain"])
