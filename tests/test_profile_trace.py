@@ -274,7 +274,7 @@ def test_the_notebook_s_busy_share_counts_no_kernel_that_waits_for_other_gpus(mo
         for name in names
     ]  # fmt: skip
     seen = nullcontext(SimpleNamespace(events=lambda: events))
-    monkeypatch.setattr("torch.profiler.profile", lambda: seen)
+    monkeypatch.setattr("torch.profiler.profile", lambda **_: seen)
     found: dict = {}
     exec(source, found)
     share = found["busy_share"](lambda: None, count=1)

@@ -16,7 +16,7 @@ def profiling(device: torch.device | str, **options: Any) -> Iterator[torch.prof
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.device(device).type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    profile = torch.profiler.profile(activities=activities, **options)
+    profile = torch.profiler.profile(activities=activities, acc_events=True, **options)
     with _no_standard_error():
         profile.start()
     try:
