@@ -58,9 +58,9 @@ def flags(rows: pd.DataFrame) -> tuple[dict, bool]:
     repeats="same seeds",
 )
 def flags_shapes(rows: pd.DataFrame) -> tuple[dict, bool]:
-    """At each of {shapes:,d} shapes with K = {k:,d} the flags of reduced sums changed
-    {reduced:2%} of the results of fp16 and bf16 products. "high" changed at least {high:4%} of
-    fp32 products, but for a single row, where it changed none."""
+    """At {shapes:,d} shapes of one K the flags of reduced sums changed {reduced:2%} of the results
+    of fp16 and bf16 products. There "high" changed at least {high:4%} of those of fp32 products,
+    but for a product with a single row, of which it changed none. K is {k:,d}."""
     halves, high = rows[rows["dtype"] != "fp32"], rows[rows["precision"] == "high"]
     changed = high.set_index("m")["changed_fraction"]
     several = changed[changed.index > 1].min()
