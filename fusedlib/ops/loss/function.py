@@ -275,11 +275,11 @@ def linear_log_probs(
             sparse or nested.
     """
     operands = hidden, weight, tokens, bias, None, None
-    checked_settings(ignore_index, softcap=softcap, temperature=temperature)
-    require_number("logit_scale", logit_scale)
-    if not 0 < logit_scale < inf:
-        raise ValueError(f"logit_scale must be finite and above 0, got {logit_scale!r}")
     if logit_scale != 1:  # κ tanh(s x / κ) is s κ' tanh(x / κ') with κ' = κ / s
+        require_number("logit_scale", logit_scale)
+        if not 0 < logit_scale < inf:
+            raise ValueError(f"logit_scale must be finite and above 0, got {logit_scale!r}")
+        checked_settings(ignore_index, softcap=softcap, temperature=temperature)
         softcap = softcap if softcap is None else softcap / logit_scale
         temperature /= logit_scale
     numbers = ignore_index, 0.0, 0.0, softcap, "none", "balanced", is_largest, temperature
