@@ -467,9 +467,11 @@ def fault(name):
 def test_operations_are_right_and_who_cannot_run_says_why():
     cases = [c for task in operations.TASKS for c in operations.cases(task, ["all"], **SMALL)]
     rows = raced(cases)
-    assert len(rows) == len(cases) == 24
+    assert len(rows) == len(cases) == 61
     for row in rows:
-        if row["provider"].startswith(("liger", "cut", "quack")):
+        if row["provider"].startswith(("liger", "cut", "quack")) or (
+            row["provider"] == "trl" and row["status"] != "ok"
+        ):
             assert row["status"] == "unavailable"
             assert "CUDA" in row["reason"] or "not installed" in row["reason"]
         elif row["provider"] == "torch-chunked" and not hasattr(
@@ -482,11 +484,26 @@ def test_operations_are_right_and_who_cannot_run_says_why():
     errors = {task: {n for n in row if n.endswith("_error")} for task, row in ours.items()}
     assert errors == {
         "loss": {"loss_error", "d_hidden_error", "d_weight_error"},
+        "log-probs": {"log_probs_error", "d_hidden_error", "d_weight_error"},
+        "entropies": {"log_probs_error", "entropy_error", "d_hidden_error", "d_weight_error"},
         "norm": {"y_error", "s_error", "d_x_error", "d_residual_error", "d_weight_error"},
         "rope": {"q_out_error", "k_out_error", "d_q_error", "d_k_error"},
     }
     assert all(row[n] < 1e-6 for task, row in ours.items() for n in errors[task])
-    assert len({row["session"] for row in rows if row["status"] == "ok"}) == 5
+    assert len({row["session"] for row in rows if row["status"] == "ok"}) == 9
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("task", operations.OF_VOCABULARY)
+def test_who_gives_ignored_tokens_a_value_or_gradient_is_wrong(task, monkeypatch):
+    def of_all(hidden, weight, target):
+        return operations.PLAIN[task](hidden, weight, target.clamp(min=0))
+
+    register(monkeypatch, "of all", task=task, compute=of_all)
+    names = ["of all", "fused", "products"]
+    cases = operations.cases(task, names, ignored_share=0.5, **SMALL)
+    status = {(row["provider"], row["status"]) for row in raced(cases)}
+    assert status == {("of all", "wrong"), ("fused", "ok"), ("products", "ok")}
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -524,6 +541,9 @@ def test_work_by_hand():
         return [operations.work(case) for case in operations.cases(task, ["fused"], **LARGE)]
 
     assert work("loss") == [{"tokens": 8192, "flops": 12_910_671_691_776}]
+    half = operations.cases("log-probs", ["fused"], ignored_share=0.5, **LARGE)
+    flops = [operations.work(case)["flops"] for case in half]
+    assert flops == [2_151_778_615_296, 6_455_335_845_888]
     tensor, row = 8192 * 2048 * 2, 2048 * 2  # bytes
     norm = [actual["compulsory_bytes"] for actual in work("norm")]
     assert norm == [4 * tensor + row, 8 * tensor + 3 * row]

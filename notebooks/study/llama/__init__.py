@@ -4,6 +4,8 @@ experiment      what is measured
 step            forward and backward, or a whole step with AdamW, all arms in turns
 families        forward and backward of other families of models
 loss norm rope  one operation alone, beside what bounds it
+log-probs       log-probabilities of tokens, by which GRPO and its like train
+entropies       the same, with the entropies that they log
 memory          two steps watched by the allocator's history: what fills the peak
 limit           the largest batch or the longest context whose step fits
 distributed     training under DeepSpeed with weights in the host's memory
@@ -13,6 +15,7 @@ gradients       errors of gradients at weights of a Hugging Face training
 """
 
 from collections.abc import Mapping
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +63,7 @@ QUICK: dict[str, Any] = {
     "operation_rivals": ["all"],  # beside whom loss, norm and rope run; inductor by its name
     "operation_widths": [64, 128],  # hidden sizes of loss, norm and rope
     "vocabulary": 1000,  # of that loss
+    "heads": ["64·1000"],  # hidden·vocabulary of log-probabilities, and of losses that ignore
     "repetitions": 2,  # rounds that are measured at least
     "host_bound_repetitions": 2,  # of steps of few tokens, where the host may set the pace
 }
@@ -75,12 +79,14 @@ FULL: dict[str, Any] = QUICK | {
     "train_model": "four layers", "train_steps": 200, "train_tokens": 512,
     "offloaded": ["huggingface", "liger-without-flce", "liger", "fused"], "offload_batches": [8],
     "operation_rivals": ["all", "inductor"], "operation_widths": [2048, 4096],
-    "vocabulary": 128256, "repetitions": 6, "host_bound_repetitions": 30,
+    "vocabulary": 128256, "heads": ["4096·151936", "2048·128256"],
+    "repetitions": 6, "host_bound_repetitions": 30,
 }  # fmt: skip
 PROFILES = {"quick": QUICK, "full": FULL}
 STEPS, OPERATIONS = ("step", "families", "fp32"), (*operations.TASKS,)
 EXPERIMENTS = (*STEPS, *OPERATIONS, "memory", "limit", "distributed", "gradients", "first-steps")
 BATCH, OFFLOADED_STEPS = 4, 3  # sequences at the headline's size; steps measured under DeepSpeed
+IGNORED_SHARES = 0.0, 0.5  # of the tokens, prompts and padding
 TRAINED_BATCH, LEARNING_RATE = 8, 3e-4
 FEW = ["huggingface", "liger-without-flce", "liger", "fused"]  # arms at other sizes
 LEARNING = ["huggingface", "liger", "liger-fp32", "fused"]  # arms that are trained
@@ -101,11 +107,15 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
         turns = _turns(s) | {"model": name}
         listed += arms("families", s.family_arms, group="families", **turns)
     size = {"batch_size": BATCH, "context_length": s.context}
-    for task in operations.TASKS:
-        listed += operations.cases(
-            task, s.operation_rivals, widths=s.operation_widths, vocabulary=s.vocabulary,
-            dtype=s.dtype, device=s.device, repetitions=s.repetitions, **size,
-        )  # fmt: skip
+    size |= {"dtype": s.dtype, "device": s.device, "repetitions": s.repetitions}
+    alone = {"widths": s.operation_widths, "vocabulary": s.vocabulary}
+    for task in ("loss", "norm", "rope"):
+        listed += operations.cases(task, s.operation_rivals, **alone, **size)
+    for width, vocabulary in map(_head, s.heads):
+        head = size | {"widths": [width], "vocabulary": vocabulary}
+        for task, share in product(operations.OF_VOCABULARY, IGNORED_SHARES):
+            if task != "entropies" or not share:
+                listed += operations.cases(task, s.operation_rivals, ignored_share=share, **head)
     listed += arms("memory", s.stepped, **_headline(s))
     for grows, length in (("batch", s.batch_context), ("context", s.context)):
         there = _headline(s) | {"context_length": length}
@@ -126,6 +136,15 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
 def arms(experiment: str, names: list[str], **shared: Any) -> list[dict[str, Any]]:
     """A case an arm; `names` of arms, or all."""
     return grid({"experiment": experiment, **shared}, provider=rivals.chosen(TASK, names))
+
+
+def _head(text: str) -> tuple[int, int]:
+    """Hidden size and vocabulary."""
+    try:
+        width, vocabulary = map(int, text.split("·"))
+    except ValueError:
+        raise ValueError(f"heads: {text!r} is not hidden·vocabulary, such as 64·1000") from None
+    return width, vocabulary
 
 
 def _headline(s: SimpleNamespace) -> dict[str, Any]:
@@ -228,8 +247,8 @@ SWITCHES = {
 JUDGED = ["parameters", "gradient_errors", "usual_errors"]
 USED = [
     "experiment", "provider", "group", "dtype", "batch_size", "context_length", "tokens",
-    "median_ms", "samples_ms", "tokens_per_s", "peak_mib", "host_mib", "activations_mib", "losses",
-    "seed", *JUDGED, *(f"peak_{name}_mib" for name in PARTS),
+    "ignored_share", "median_ms", "samples_ms", "tokens_per_s", "peak_mib", "host_mib",
+    "activations_mib", "losses", "seed", *JUDGED, *(f"peak_{name}_mib" for name in PARTS),
 ]  # fmt: skip
 
 
@@ -254,6 +273,7 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     gib = {f"{name}_gib": rows[f"{name}_mib"] / 1024 for name in ("peak", "host", "activations")}
     return rows.assign(
         tokens=tokens, tokens_per_s=rate.fillna(1e3 * tokens / ms),
+        ignored_share=rows["ignored_share"].astype(float).fillna(0.0),
         sequences=pd.Categorical(sequences, order), worst_gradient=worst, missed=missed,
         family=family.fillna(rows["provider"]), switch=rows["provider"].map(SWITCHES), **gib,
     )  # fmt: skip

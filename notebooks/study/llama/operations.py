@@ -1,29 +1,36 @@
 """The operations of a Llama alone, each beside its rivals and what bounds it.
 
-task   operands -> outputs                                      bounded by
-loss   hidden (tokens, hidden), weight (vocabulary, hidden),    its three products
-       target (tokens,) -> mean cross entropy
-norm   x, residual (tokens, hidden), weight (hidden,)           a copy of as many bytes
-       -> y, s = x + residual
-rope   q, k (batch, heads, context, head), cos, sin             a copy of as many bytes
-       (1, context, head) -> q, k turned, in memory (batch, context, heads, head) as projections are
+task       operands -> outputs                                       bounded by
+loss       hidden (tokens, hidden), weight (vocabulary, hidden),     its three products
+           target (tokens,) -> mean cross entropy
+log-probs  the same -> log-probability of each target                its products
+entropies  the same -> log-probabilities, entropies                  its products
+norm       x, residual (tokens, hidden), weight (hidden,)            a copy of as many bytes
+           -> y, s = x + residual
+rope       q, k (batch, heads, context, head), cos, sin              a copy of as many bytes
+           (1, context, head) -> q, k turned, in memory
+           (batch, context, heads, head) as projections are
 
 A task is an experiment of the topic; `operation` registers functions of the operands, named as
 above, to the outputs in that order. What bounds a task does as much and no more.
 
+Of a share of the tokens the target may be `IGNORED`: they have no loss, and a log-probability, an
+entropy and gradients of 0. Entropies are what trainers log, without a gradient.
+
 On CUDA a norm or rope is timed as a CUDA graph of `SETS` calls in a row, each on operands of its
-own, all results kept: no host's time, and an L2 that holds little of what comes next. In a loss
-some rivals wait for the host, so all are launched from Python.
+own, all results kept: no host's time, and an L2 that holds little of what comes next. Of tasks with
+a vocabulary some rivals wait for the host, so all are launched from Python.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, partial, wraps
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
+from torch.utils.checkpoint import checkpoint
 
 import fusedlib
 from fusedlib import reference
@@ -45,12 +52,15 @@ SETS = 8
 SECONDS, MOST = 0.5, 30  # rounds go on for so long, and there are at most so many
 BOTH = "forward+backward"
 EPS, THETA, SCALE = 1e-5, 500_000.0, 0.02  # of Llama-3.2-1B
-DIRECTIONS = {"loss": (BOTH,), "norm": ("forward", BOTH), "rope": ("forward", BOTH)}
 COMPILER: dict[str, Any] = {"fullgraph": True, "dynamic": False, "mode": "default"}
 BOUND, COMPILED = frozenset({"bound"}), frozenset({"on request", "compiled"})
-IN_PLACE = "in place"
-OUTPUTS = {"loss": ("loss",), "norm": ("y", "s"), "rope": ("q_out", "k_out")}
+IN_PLACE, WITHOUT_ENTROPIES = "in place", "without entropies"
+IGNORED, ROWS = -100, 1024  # a target that does not count; tokens of a checkpoint
+OUTPUTS = {"loss": ("loss",), "norm": ("y", "s"), "rope": ("q_out", "k_out"),
+           "log-probs": ("log_probs",), "entropies": ("log_probs", "entropy")}  # fmt: skip
 """Names of what each task gives, in rows."""
+SCORES = ("log-probs", "entropies")
+OF_VOCABULARY = ("loss", *SCORES)
 Outputs = tuple[Tensor, ...]
 Compute = Callable[..., Outputs]
 
@@ -83,11 +93,15 @@ def draw(case: Case, seed: int) -> Drawn:
     fixed: dict[str, Tensor] = {}
     batch, length, width = case["batch_size"], case["context_length"], case["hidden_size"]
     tokens = batch * length
-    if case["experiment"] == "loss":
+    if case["experiment"] in OF_VOCABULARY:
         classes = case["vocabulary"]
         leaves = {"hidden": normal(tokens, width), "weight": SCALE * normal(classes, width)}
-        fixed = {"target": torch.randint(classes, (tokens,), generator=generator, **on)}
-        dy = [torch.ones((), **on)]
+        target = torch.randint(classes, (tokens,), generator=generator, **on)
+        if ignored := tokens - counted(case):
+            target[torch.randperm(tokens, generator=generator, **on)[:ignored]] = IGNORED
+        fixed, outputs = {"target": target}, OUTPUTS[case["experiment"]]
+        is_loss = case["experiment"] == "loss"
+        dy = [torch.ones((), **on) if is_loss else normal(tokens) for _ in outputs]
     elif case["experiment"] == "norm":
         leaves = {"x": normal(tokens, width), "residual": normal(tokens, width),
                   "weight": 1 + 0.1 * normal(width)}  # fmt: skip
@@ -116,7 +130,9 @@ def results(work: Workload | Bound, dy: Outputs, direction: str) -> Results:
     if direction == "forward":
         return given
     wanted = {f"d_{name}": leaf for name, leaf in work.leaves.items() if leaf.requires_grad}
-    gradients = torch.autograd.grad(outputs, list(wanted.values()), dy)
+    sources = [y for y in outputs if y.requires_grad]
+    upstream = [d for y, d in zip(outputs, dy, strict=True) if y.requires_grad]
+    gradients = torch.autograd.grad(sources, list(wanted.values()), upstream)
     return given | dict(zip(wanted, gradients, strict=True))
 
 
@@ -140,7 +156,30 @@ def plain_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     return reference.rope(q, cos, sin), reference.rope(k, cos, sin)
 
 
+def plain_scores(hidden: Tensor, weight: Tensor, target: Tensor, entropy: bool) -> Outputs:
+    """linear, float(), log_softmax and gather."""
+    logits = linear(hidden, weight)
+    every = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    outputs = [every.gather(-1, target.clamp(min=0)[:, None])[:, 0]]
+    if entropy:
+        known = every.detach()
+        outputs.append(-(known.exp() * known).sum(-1))
+    return tuple(each.masked_fill(target == IGNORED, 0.0) for each in outputs)
+
+
+def scores_of(task: str, compute: Compute) -> Compute:
+    """A function that may give entropies, as one of a task of log-probabilities."""
+
+    @wraps(compute)
+    def given(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
+        each, *logged = compute(hidden, weight, target, task == "entropies")
+        return each, *(entropy.detach() for entropy in logged)
+
+    return given
+
+
 PLAIN: dict[str, Compute] = {"loss": plain_loss, "norm": plain_norm, "rope": plain_rope}
+PLAIN |= {task: scores_of(task, plain_scores) for task in SCORES}
 
 
 def operation(task: str, name: str, **options: Any) -> Callable[[Compute], Compute]:
@@ -154,6 +193,17 @@ def operation(task: str, name: str, **options: Any) -> Callable[[Compute], Compu
 
         build.__doc__ = compute.__doc__
         rival(TASKS[task], name, **options)(build)
+        return compute
+
+    return register
+
+
+def scores(name: str, **options: Any) -> Callable[[Compute], Compute]:
+    """Register a function whose last argument is whether entropies are wanted, for both tasks."""
+
+    def register(compute: Compute) -> Compute:
+        for task in SCORES:
+            operation(task, name, **options)(scores_of(task, compute))
         return compute
 
     return register
@@ -202,9 +252,8 @@ def llama_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     return turned
 
 
-_HUGGING_FACE: tuple[Compute, ...] = (plain_loss, llama_norm, llama_rope)
-for _task, _compute in zip(TASKS, _HUGGING_FACE, strict=True):
-    _packages: tuple[str, ...] = () if _task == "loss" else ("transformers",)
+for _task, _compute in (PLAIN | {"norm": llama_norm, "rope": llama_rope}).items():
+    _packages: tuple[str, ...] = () if _task in OF_VOCABULARY else ("transformers",)
     operation(_task, patched.BASELINE, requires=_packages)(_compute)
     # Not of "all": a compilation takes longer than everything else in `quick`.
     operation(_task, "inductor", requires=_packages, traits=COMPILED)(_compute)
@@ -261,12 +310,78 @@ def quack_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     return (chunked_linear_cross_entropy(hidden, weight, target, tuned=False),)
 
 
-@operation("loss", "cut")
-def cut_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
-    """Cut cross entropy as it comes: skips blocks of gradients below a 32nd of the dtype's eps."""
+def cut_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) -> Outputs:
+    """Cut cross entropy."""
     from cut_cross_entropy import linear_cross_entropy  # type: ignore[import-not-found]
 
-    return (linear_cross_entropy(hidden, weight, target),)
+    return (linear_cross_entropy(hidden, weight, target, **settings),)
+
+
+def cut_scores(hidden: Tensor, weight: Tensor, target: Tensor, _: bool, **how: Any) -> Outputs:
+    """Log-probabilities as cut cross entropy's negative losses."""
+    return (-cut_loss(hidden, weight, target, reduction="none", **how)[0],)
+
+
+_CUT: dict[str, tuple[str, dict[str, Any]]] = {
+    "cut": ("as it comes: skips blocks of gradients below a 32nd of the dtype's eps", {}),
+    "cut-kahan": ('impl="cce_exact": skips nothing, fp32 sums', {"impl": "cce_exact"}),
+}
+for _name, (_how, _set) in _CUT.items():
+    _options: dict[str, Any] = {"settings": f"Cut cross entropy {_how}"}
+    operation("loss", _name, **_options)(partial(cut_loss, **_set))
+    _options["traits"] = frozenset({WITHOUT_ENTROPIES})
+    scores(_name, **_options)(partial(cut_scores, **_set))
+
+
+@scores("trl", requires=("trl",))
+def trl_scores(hidden: Tensor, weight: Tensor, target: Tensor, entropy: bool) -> Outputs:
+    """TRL's ChunkedLogProbFunction as its add_fused_lm_head calls it: of tokens that count."""
+    from trl.trainer import utils  # type: ignore[import-not-found]
+
+    counts, outputs = target != IGNORED, ("log_probs", "entropy")[: 1 + entropy]
+    given = utils._ChunkedLogProbFunction.apply(
+        hidden[counts], weight, None, target[counts], 1.0, utils._CHUNKED_LOGPROB_CHUNK_SIZE, None,
+        1.0, outputs,
+    )  # fmt: skip
+    return tuple(
+        each.new_zeros(counts.shape).masked_scatter(counts, each)
+        for each in given if each is not None
+    )  # fmt: skip
+
+
+@scores("liger", traits=frozenset({WITHOUT_ENTROPIES}))
+def liger_scores(hidden: Tensor, weight: Tensor, target: Tensor, _: bool) -> Outputs:
+    """What LigerFusedLinearGRPOLoss has of a chunk, in its own chunks of 2,048 tokens."""
+    from liger_kernel.chunked_loss.fused_linear_ppo import LigerFusedLinearPPOBase
+
+    given = LigerFusedLinearPPOBase.chunk_forward(hidden[None], weight, target.clamp(min=0)[None])
+    return (given[0].masked_fill(target == IGNORED, 0.0),)
+
+
+@scores("liger-scaled")
+def liger_scaled(hidden: Tensor, weight: Tensor, target: Tensor, entropy: bool) -> Outputs:
+    """LigerFusedLinearScaledCrossEntropyFunction, on Hopper by CuTe kernels."""
+    from liger_kernel.ops import LigerFusedLinearScaledCrossEntropyFunction as Scaled
+
+    given = Scaled.apply(hidden, weight, target, return_entropy=entropy)
+    return (-given[0], given[1]) if entropy else (-given,)
+
+
+@scores("checkpointed")
+def checkpointed_scores(hidden: Tensor, weight: Tensor, target: Tensor, entropy: bool) -> Outputs:
+    """log_softmax of 1,024 tokens at a time, each under torch.utils.checkpoint."""
+    parts = [
+        checkpoint(plain_scores, some, weight, theirs, entropy, use_reentrant=False)
+        for some, theirs in zip(hidden.split(ROWS), target.split(ROWS), strict=True)
+    ]
+    return tuple(map(torch.cat, zip(*parts, strict=True)))
+
+
+@scores("fused")
+def fused_scores(hidden: Tensor, weight: Tensor, target: Tensor, entropy: bool) -> Outputs:
+    """fusedlib.linear_log_probs, which computes the logits again in backward."""
+    given = fusedlib.linear_log_probs(hidden, weight, target, entropy=entropy)
+    return (given.log_probs,) if given.entropy is None else (given.log_probs, given.entropy)
 
 
 @operation("loss", "fused")
@@ -287,10 +402,10 @@ def fused_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     return fusedlib.rope(q, k, cos, sin)
 
 
-@rival(TASKS["loss"], "products", traits=BOUND)
 def products(operands: Drawn) -> Bound:
-    """The problem's logits, d_hidden and d_weight by torch.mm, each into a tensor that exists."""
+    """Logits, d_hidden and d_weight of what counts by torch.mm, each into a tensor that exists."""
     hidden, weight, target = (t.detach() for t in operands.leaves().values())
+    hidden, target = hidden[target != IGNORED], target[target != IGNORED]
     logits = hidden @ weight.mT
     d_logits = torch.softmax(logits, -1, dtype=torch.float32).to(logits.dtype)
     d_logits[torch.arange(len(target), device=target.device), target] -= 1
@@ -299,8 +414,9 @@ def products(operands: Drawn) -> Bound:
 
     def run(direction: str) -> None:
         torch.mm(hidden, weight.mT, out=logits)
-        torch.mm(d_logits, weight, out=d_hidden)
-        torch.mm(d_logits.mT, hidden, out=d_weight)
+        if direction == BOTH:
+            torch.mm(d_logits, weight, out=d_hidden)
+            torch.mm(d_logits.mT, hidden, out=d_weight)
 
     return Bound(run)
 
@@ -326,8 +442,9 @@ def copy(operands: Drawn) -> Bound:
     return Bound(run)
 
 
-for _task in ("norm", "rope"):
-    rival(TASKS[_task], "copy", traits=BOUND)(copy)
+for _task in TASKS:
+    _name, _bound = ("products", products) if _task in OF_VOCABULARY else ("copy", copy)
+    rival(TASKS[_task], _name, traits=BOUND)(_bound)
 
 
 # --- cases ---------------------------------------------------------------------------------------
@@ -335,24 +452,35 @@ for _task in ("norm", "rope"):
 
 def cases(
     experiment: str, rival_names: Iterable[str], *, widths: Sequence[int], vocabulary: int,
-    **shared: Any,
+    ignored_share: float = 0.0, **shared: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A case a width, direction and rival of a task; `rival_names` may be "all" for every one that
-    does not compile for long. Of `rope` a width is of all heads together.
+    does not compile for long. Of `rope` a width is of all heads together. Where a share of the
+    tokens is ignored, the cases say so.
     """
     heads = {"heads": HEADS, "key_heads": KEY_HEADS} if experiment == "rope" else {}
     if odd := [width for width in widths if heads and width % (2 * HEADS)]:
         raise ValueError(f"width {odd[0]} is no multiple of {2 * HEADS}: {HEADS} heads turn pairs")
     require_least(1, widths=widths, vocabulary=vocabulary)
-    graph = experiment != "loss" and torch.device(shared["device"]).type == "cuda"
-    more: dict[str, Any] = {"vocabulary": vocabulary} if experiment == "loss" else {**heads}
+    wide = experiment in OF_VOCABULARY
+    graph = not wide and torch.device(shared["device"]).type == "cuda"
+    more: dict[str, Any] = {"vocabulary": vocabulary} if wide else {**heads}
+    more |= {"ignored_share": ignored_share} if ignored_share else {}
     more |= {"experiment": experiment, "launch": "graph" if graph else "python"}
     names = rivals.chosen(TASKS[experiment], rival_names)
-    return grid(shared | more, hidden_size=widths, direction=DIRECTIONS[experiment], provider=names)
+    directions = (BOTH,) if experiment == "loss" else ("forward", BOTH)
+    return grid(shared | more, hidden_size=widths, direction=directions, provider=names)
+
+
+def counted(case: Case) -> int:
+    """How many of the tokens are not ignored."""
+    tokens = case["batch_size"] * case["context_length"]
+    return int(tokens - round(tokens * case.get("ignored_share", 0.0)))
 
 
 def work(case: Case) -> Figures:
-    """FLOPs of a loss's products; the fewest bytes of a norm or a rope, each pass for itself.
+    """FLOPs of what counts of a vocabulary; the fewest bytes of a norm or a rope, each pass for
+    itself.
 
     In a step both passes lie apart: what backward needs it reads again. Forward of a norm x,
     residual, weight, y, s; backward dy, ds, s, weight, d_weight and one gradient, which is that of
@@ -360,8 +488,9 @@ def work(case: Case) -> Figures:
     """
     length, width = case["context_length"], case["hidden_size"]
     tokens = case["batch_size"] * length
-    if case["experiment"] == "loss":
-        return {"tokens": tokens, "flops": 3 * 2 * tokens * width * case["vocabulary"]}
+    if case["experiment"] in OF_VOCABULARY:
+        number = 3 if case["direction"] == BOTH else 1
+        return {"tokens": tokens, "flops": number * 2 * counted(case) * width * case["vocabulary"]}
     if case["experiment"] == "norm":
         passes = [4 * tokens * width + width, 4 * tokens * width + 2 * width]
     else:
@@ -380,6 +509,13 @@ def available(case: Case) -> None:
     one.check_available(case["device"], case["dtype"])
     if one.name == "torch-chunked" and not hasattr(torch.nn, "LinearCrossEntropyOptions"):
         raise Unavailable(f"torch {torch.__version__} has no linear_cross_entropy in chunks")
+    if case["experiment"] == "entropies" and WITHOUT_ENTROPIES in one.traits:
+        raise Unavailable("it gives log-probabilities without entropies")
+    if one.name == "cut-kahan":
+        from cut_cross_entropy import LinearCrossEntropyImpl
+
+        if not hasattr(LinearCrossEntropyImpl, "CCE_EXACT"):
+            raise Unavailable("this cut_cross_entropy has no cce_exact: install it from GitHub")
 
 
 class Setup(Operation):
@@ -443,8 +579,8 @@ class Setup(Operation):
 
 def race(cases: Sequence[Case]) -> list[Row]:
     """The rivals of a task at one width and direction, in turns."""
-    same = ("experiment", "batch_size", "context_length", "hidden_size", "vocabulary", "dtype",
-            "launch", "device")  # fmt: skip
+    same = ("experiment", "batch_size", "context_length", "hidden_size", "vocabulary",
+            "ignored_share", "dtype", "launch", "device")  # fmt: skip
     return timed(
         cases, Setup, same=same, available=available, work=work,
         rounds=int(cases[0]["repetitions"]), seconds=SECONDS, most=MOST, bursts=False,
