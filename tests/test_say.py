@@ -212,6 +212,10 @@ def test_all_claims_of_a_file_are_stated_and_none_hides_another(every, file):
     assert {*written} <= {f"{one.topic}/{one.name}" for one in every("")}
 
 
+AWAITED = {"log-probs"}
+"""Claims whose cases no recording has yet; they leave with their first rows."""
+
+
 @pytest.mark.parametrize("topic", TOPICS)
 def test_each_claim_has_numbers_holds_where_it_leads_and_says_where_not(every, topic):
     for claim in every(topic):
@@ -222,7 +226,9 @@ def test_each_claim_has_numbers_holds_where_it_leads_and_says_where_not(every, t
             if standing.status == "✗":
                 assert not (claim.headline and standing.machine == claim.standings[0].machine)
                 assert standing.held < len(standing.decided) and standing.text in claim.summary()
-        assert claim.shown and "—" not in claim.sentence(), claim.sentence()
+        awaited = claim.name in AWAITED
+        assert bool(claim.shown) != awaited, f"{claim.name} is measured, or no longer"
+        assert awaited or "—" not in claim.sentence(), claim.sentence()
 
 
 @pytest.mark.parametrize("topic", TOPICS)
@@ -243,7 +249,7 @@ def test_some_change_of_its_rows_makes_each_claim_false(every, topic):
             turn = next(false, None)
             assert turn is not None, f"{claim.name} cannot fail"
             found.append(turn)
-        assert found, claim.name
+        assert found or claim.name in AWAITED, claim.name
 
 
 def test_the_kernels_claims_need_the_cases_that_they_needed_before(every):

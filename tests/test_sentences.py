@@ -346,6 +346,9 @@ def lead_over_compiled_gemma_a_tenth(measured: Rows) -> bool:
     return len(over) == 3 and over.idxmin().startswith("Gemma-2") and 1.08 < over.min() < 1.12
 
 
+ALL_COUNT = {"vocabulary": 128256, "ignored_share": 0.0}
+
+
 def searched_over_newest(measured: Rows, under_load: bool) -> pd.Series:
     """Times of QuACK's search over those of another H200's fusedlib, days later, by shape."""
     loaded = (measured["experiment"] == "sustained") | (measured["launch"] == "sustained")
@@ -367,7 +370,7 @@ def searched_within_two_per_cent_of_today_s(measured: Rows) -> bool:
 
 def half_of_the_rounds_go_the_other_way(measured: Rows) -> bool:
     """Loss alone at hidden size 2,048: torch.compile's rounds over fusedlib's beside them."""
-    loss = of(measured, experiment="loss", hidden_size=2048)
+    loss = of(measured, experiment="loss", hidden_size=2048, **ALL_COUNT)
     rounds = loss.drop_duplicates("provider").set_index("provider")["samples_ms"]
     over = np.asarray(rounds["inductor"]) / np.asarray(rounds["fused"])
     ms = loss.groupby("provider")["median_ms"].median()
@@ -404,7 +407,7 @@ def medium_a_per_cent_faster(measured: Rows) -> bool:
 
 def compiled_loss_a_seventh_slower(measured: Rows) -> bool:
     """At hidden size 4,096, beside fusedlib's of the same session."""
-    loss = of(measured, experiment="loss", hidden_size=4096)
+    loss = of(measured, experiment="loss", hidden_size=4096, **ALL_COUNT)
     ms = loss.pivot_table("median_ms", "session", "provider", "median")
     over = ms["inductor"] / ms["fused"] - 1
     return len(over) > 0 and over.between(0.13, 0.16).all()

@@ -60,7 +60,7 @@ QUICK: dict[str, Any] = {
     "train_tokens": 16,  # tokens a sequence of that training, of eight sequences a step
     "offloaded": ["huggingface", "liger", "fused"],  # arms under DeepSpeed
     "offload_batches": [2],  # sequences of batch_context tokens under DeepSpeed
-    "operation_rivals": ["all"],  # beside whom loss, norm and rope run; inductor by its name
+    "operation_rivals": ["all"],  # beside whom single operations run; inductor by its name
     "operation_widths": [64, 128],  # hidden sizes of loss, norm and rope
     "vocabulary": 1000,  # of that loss
     "heads": ["64·1000"],  # hidden·vocabulary of log-probabilities, and of losses that ignore
