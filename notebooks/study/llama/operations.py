@@ -363,7 +363,10 @@ def liger_scaled(hidden: Tensor, weight: Tensor, target: Tensor, entropy: bool) 
     """LigerFusedLinearScaledCrossEntropyFunction, on Hopper by CuTe kernels."""
     from liger_kernel.ops import LigerFusedLinearScaledCrossEntropyFunction as Scaled
 
-    given = Scaled.apply(hidden, weight, target, return_entropy=entropy)
+    try:
+        given = Scaled.apply(hidden, weight, target, return_entropy=entropy)
+    except ImportError as problem:  # of nvidia-cutlass-dsl, which Liger does not bring
+        raise Unavailable(str(problem)) from problem
     return (-given[0], given[1]) if entropy else (-given,)
 
 
