@@ -298,7 +298,7 @@ def log_probs(rows: pd.DataFrame) -> tuple[dict, bool]:
     say |= {"forward": medians(forward, "ratio")["trl"], "half": half["log-probs"]}
     say |= {"peak": peaks["fused"] / peaks.drop("fused").min(), "loss": half["loss"]}
     ahead = min(say["trl"], say["liger"]) > 1 and say["forward"] >= 0.95
-    near = say["compiled"] <= 4 / 3 and say["peak"] <= 0.5
+    near = say["compiled"] <= 4 / 3 and say["peak"] <= 0.55
     return say, ahead and near and half.max() <= 0.56
 
 
