@@ -9,6 +9,7 @@
     fusedlib.linear(x, weight, bias)                      fp32 products on tensor cores
     fusedlib.Linear(in_features, out_features)            the module
     fusedlib.fixed_weights()                              split fp32 weights once for many batches
+    fusedlib.batch_invariant()                            a token's bits whatever is beside it
     fusedlib.rms_norm(x, weight, residual=stream)         RMSNorm, the residual added in one pass
     fusedlib.RMSNorm(hidden_size)                         the module
     fusedlib.rope(q, k, cos, sin)                         rotary embedding of q and k
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers, editors and the API reference
     from fusedlib.fixed import fixed_weights
+    from fusedlib.invariant import batch_invariant
     from fusedlib.ops.loss.function import (
         linear_cross_entropy,
         linear_cross_entropy_and_accuracy,
@@ -48,6 +50,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "apply_to": "fusedlib.patch.apply",
+    "batch_invariant": "fusedlib.invariant",
     "fixed_weights": "fusedlib.fixed",
     "linear": "fusedlib.ops.matmul.function",
     "Linear": "fusedlib.ops.matmul.module",
@@ -74,6 +77,7 @@ __all__ = [
     "RMSNorm",
     "SwiGLUMLP",
     "apply_to",
+    "batch_invariant",
     "fixed_weights",
     "geglu_mlp",
     "linear",

@@ -29,6 +29,7 @@ PLACES = {
     "loss_block_bytes": ("ops.loss.function", "BLOCK_BYTES"),
     "loss_scaled_block": ("ops.loss.function", "SCALED_BLOCK"),
     "loss_skip_from": ("ops.loss.function", "SKIP_FROM"),
+    "loss_invariant_classes": ("ops.loss.function", "INVARIANT_CLASSES"),
     "split_least_size": ("ops.matmul.function", "MIN_SPLIT_SIZE"),
     "split_least_results": ("ops.matmul.function", "MIN_SPLIT_RESULTS"),
     "split_least_work": ("ops.matmul.function", "MIN_SPLIT_WORK"),

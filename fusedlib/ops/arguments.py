@@ -6,6 +6,8 @@ from typing import Any, SupportsFloat
 import torch
 from torch import Tensor
 
+from fusedlib.invariant import is_batch_invariant
+
 STRIDED = torch.strided  # looked up once: a call's look at every operand costs the host 0.1 µs
 
 
@@ -153,7 +155,7 @@ def left_to_compiler(tokens: int, fewest: int = 0) -> bool:
     (one H100). At 8,192 it took 34.3 for 32.9, for there the kernels are faster; nothing between
     was measured. A number of tokens that the compiler keeps open gets the operator, and no guard.
     """
-    if not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() or is_batch_invariant():
         return False
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 

@@ -21,6 +21,7 @@ import math
 import random
 import subprocess
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -399,6 +400,72 @@ def test_lengths_one_after_another_give_what_each_gives_alone(operation, device)
         tuning.forget()  # of one token that is ignored the loss is NaN
         both = ({n: t.nan_to_num() for n, t in of.items()} for of in (case.named_step(), found))
         assert differences(*both) == [], case.sizes
+
+
+OF_EACH_TOKEN = {n: o for n, o in OPERATIONS.items() if all("t" in s for s in o.outputs.values())}
+
+
+@of(OF_EACH_TOKEN)
+def test_a_token_s_bits_depend_on_no_other_where_that_is_promised(operation, device):
+    """Results and gradients of the first tokens alone. On a GPU it holds of the products that are
+    torch's, too, at these sizes; on a CPU they are taken row by row.
+    """
+    letters = {n: o.shape.split() for n, o in operation.operands.items()}
+    letters |= {n: shape.split() for n, shape in operation.outputs.items()}
+    letters |= {f"d_{n}": letters[n] for n in operation.operands}
+
+    def first(count: int, named: Named) -> Named:
+        return {
+            n: t.detach().narrow(letters[n].index("t"), 0, count).requires_grad_(t.requires_grad)
+            for n, t in named.items() if "t" in letters[n]
+        }  # fmt: skip
+
+    with fusedlib.batch_invariant(), nullcontext() if device == "cuda" else row_by_row():
+        case = Case(operation, device, t=LONG[device])
+        found = case.named_step()
+        for count in (2, 5, 64, 65, 300, 1000):
+            if count < LONG[device]:
+                few = case.with_operands(**first(count, case.operands))
+                few.upstream = case.upstream | first(count, case.upstream)
+                alone = first(count, few.named_step())
+                assert differences(alone, first(count, found)) == [], count
+
+
+LONG = {"cpu": 70, "cuda": 4100}
+
+
+@contextmanager
+def row_by_row() -> Iterator[None]:
+    """torch's products on a CPU, whose bits depend on the number of rows, by one row each."""
+
+    def mm(a: Tensor, b: Tensor) -> Tensor:
+        if not len(a):
+            return a.new_empty(0, b.shape[1])
+        return torch.stack([b.t().mv(row) for row in a])
+
+    def addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        assert beta == alpha == 1
+        return c + mm(a, b)
+
+    def into(
+        product: Callable[..., Tensor], *operands: Tensor, out: Tensor, **scales: Any
+    ) -> Tensor:
+        return out.copy_(product(*operands, **scales))
+
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings(action="ignore"):  # that a kernel of torch's is replaced
+        for name, product in (("mm", mm), ("addmm", addmm)):
+            library.impl(name, product, "CPU")
+            library.impl(f"{name}.out", partial(into, product), "CPU")
+        library.impl(
+            "addmm_",
+            lambda c, *operands, **scales: into(addmm, c, *operands, out=c, **scales),
+            "CPU",
+        )
+    try:
+        yield
+    finally:
+        library._destroy()
 
 
 # --- operands of any layout and size -------------------------------------------------------------

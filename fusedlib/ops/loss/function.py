@@ -58,6 +58,7 @@ from fusedlib.compat import (
     retains_graph,
     saved_tensor_hooks,
 )
+from fusedlib.invariant import is_batch_invariant
 from fusedlib.launch import (
     INTERPRETED,
     Config,
@@ -84,6 +85,8 @@ from fusedlib.ops.matmul.function import multiply, splits
 MEMORY_PLANS = ("least", "balanced")
 REDUCTIONS = ("mean", "sum", "none")
 LEAST, BALANCED = -2, -1  # for bytes: budgets that depend on the shapes
+INVARIANT = -3  # "balanced", and slices of as many classes whatever the tokens
+INVARIANT_CLASSES = 2**14
 LOGITS_BYTES = 2**29  # smaller chunks of logits make products slower
 ROW_BYTES = 128
 ROWS = 128  # a chunk's rows are a multiple of a product's tile, if there are as many
@@ -438,6 +441,8 @@ def checked_settings(
     if softcap is not None and not 0 < softcap < inf:
         raise ValueError(f"softcap must be None, or finite and above 0, got {softcap!r}")
     budget = int(memory) if is_byte_count else LEAST if memory == "least" else BALANCED
+    if budget < 0 and is_batch_invariant():
+        budget = INVARIANT
     return Settings(
         int(ignore_index), float(label_smoothing), float(z_loss), float(softcap or 0), budget,
         bool(wants_hits), float(temperature), bool(wants_entropy), bool(wants_logsumexp),
@@ -519,7 +524,7 @@ def plan(tokens: int, weight: Tensor, wants_weight: bool = True, memory: int = B
 
 def slices(tokens: int, weight: Tensor, memory: int = BALANCED) -> Plan:
     """The plan of losses by token, over the fewest slices of the vocabulary within the memory:
-    bytes, or LEAST or BALANCED for LOGITS_BYTES, or what d_hidden's sum takes.
+    bytes, or LEAST or BALANCED for LOGITS_BYTES, or what d_hidden's sum takes; or INVARIANT.
 
     Raises:
         ValueError: fewer bytes than the narrowest slices take.
@@ -533,6 +538,8 @@ def slices(tokens: int, weight: Tensor, memory: int = BALANCED) -> Plan:
         return Plan.of(classes, logits, half_sum_bytes, classes < vocabulary, dtype)
 
     pieces = cdiv(vocabulary, unit)
+    if memory == INVARIANT:
+        return of_pieces(min(pieces, INVARIANT_CLASSES // unit))
     budget = memory if memory > 0 else max(LOGITS_BYTES, 2 * half_sum_bytes) + half_sum_bytes
     whole = of_pieces(pieces)
     if whole.memory <= budget:

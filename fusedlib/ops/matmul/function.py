@@ -36,6 +36,7 @@ from torch.overrides import has_torch_function
 
 from fusedlib.compat import constant_while_compiling, is_transformed
 from fusedlib.fixed import kept_of_fixed
+from fusedlib.invariant import is_batch_invariant
 from fusedlib.launch import (
     Config,
     HopperLaunch,
@@ -135,6 +136,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if (
             (len(shape) == 2 and fits and weight.device == x.device)
             and (x.dtype is not torch.float32 or x.numel() * shape[0] < MIN_SPLIT_WORK)
+            and not is_batch_invariant()
         ):  # fmt: skip
             try:
                 return functional.linear(x, weight, bias)
@@ -235,7 +237,12 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 
 
 def is_faster_split(m: int, n: int, k: int) -> bool:
-    """True if the fp32 product of (m, k) by (k, n) is faster split than by cuBLAS, and allowed."""
+    """True if the fp32 product of (m, k) by (k, n) is faster split than by cuBLAS, and allowed.
+
+    Where m may not count, as in `batch_invariant`, the other factor decides, a weight mostly.
+    """
+    if is_batch_invariant():
+        return SPLITTING_ALLOWED and min(n, k) >= MIN_SPLIT_SIZE and n * k >= MIN_SPLIT_RESULTS
     large = min(m, n, k) >= MIN_SPLIT_SIZE and m * n >= MIN_SPLIT_RESULTS
     return SPLITTING_ALLOWED and large and m * n * k >= MIN_SPLIT_WORK
 
@@ -252,7 +259,10 @@ def any_is_faster_split(tokens: int, outputs: int, inputs: int) -> bool:
 def tokens_to_route_by(tokens: int, least: int) -> int:
     """The number of tokens to decide by: under torch.compile and torch.export an open one may be
     any that its bounds allow, so that it counts as many, unless all of them are fewer than `least`.
+    In `batch_invariant` it counts as many, too.
     """
+    if is_batch_invariant():
+        return UNBOUNDED_TOKENS
     if torch.compiler.is_compiling():
         from torch.fx.experimental.symbolic_shapes import has_static_value, statically_known_true
 
@@ -452,7 +462,8 @@ def choose_k_splits(m: int, n: int, k: int, programs: int) -> int:
         more = (tiles / programs * 250 * k_splits + 300) / k if k_splits > 1 else 0
         return cdiv(tiles * k_splits, programs) / k_splits + more
 
-    return min(range(1, max(1, min(MAX_K_SPLITS, k // MIN_K_PER_SPLIT)) + 1), key=rounds)
+    most = 1 if is_batch_invariant() else min(MAX_K_SPLITS, k // MIN_K_PER_SPLIT)
+    return min(range(1, max(1, most) + 1), key=rounds)
 
 
 def _launch(device: torch.device, sizes: tuple[int, int, int, int], turned: Turned) -> Launch:

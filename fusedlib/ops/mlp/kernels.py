@@ -69,6 +69,7 @@ import torch
 import triton
 import triton.language as tl
 
+from fusedlib.invariant import is_batch_invariant
 from fusedlib.launch import Config, Launch, architecture, cdiv
 from fusedlib.ops import blocks
 from fusedlib.ops.arguments import ALIGNMENT, FEW_TOKENS
@@ -283,7 +284,7 @@ def choose_config(
     if hidden % ALIGNMENT or inner % ALIGNMENT:
         return UNALIGNED
     arch = architecture(device)
-    if tokens <= FEW_TOKENS:
+    if tokens <= FEW_TOKENS and not is_batch_invariant():
         return smallest_config(few_tokens_configs(direction, arch), tokens, inner)
     return (FORWARD if direction == "forward" else BACKWARD)[arch]
 

@@ -20,6 +20,7 @@ are the kernels of `kernels`, *roles* those of `hopper` with a role for each war
 plain product and a pointwise kernel. Products *few* are those of `few_tokens`, up to
 `max_one_launch_tokens`. fp32 takes the kernels from MIN_SPLIT_WORK multiplications a weight on.
 Operands that are not contiguous, or do not begin at 16 bytes, are copied for the call.
+In `fusedlib.batch_invariant` all numbers of tokens take the routes of many.
 
 `w_gate` is a packed weight, its gate rows above its up rows, where `w_up` is None; otherwise gate
 and up have a weight each, a pair. Both take the same routes. Importing this module imports no
@@ -37,6 +38,7 @@ import torch
 from torch import Tensor
 
 from fusedlib.compat import is_transformed
+from fusedlib.invariant import is_batch_invariant
 from fusedlib.launch import INTERPRETED, architecture, has_kernels
 from fusedlib.ops.arguments import ALIGNMENT, FEW_TOKENS, HALF_DTYPES, KERNEL_DTYPES
 from fusedlib.ops.matmul import function as matmul
@@ -134,6 +136,8 @@ def weight_sizes(w_gate: Tensor, w_up: Tensor | None) -> tuple[int, int]:
 def choose_route(problem: MLPProblem) -> Route:
     """The row of the table that a problem takes."""
     device, dtype, precision, tokens, hidden, inner, down, *_ = problem
+    if is_batch_invariant():
+        tokens = matmul.UNBOUNDED_TOKENS
     if is_fp32_on_gpu(dtype, device) or 0 in problem.sizes:
         is_highest = is_fp32_on_gpu(dtype, device) and precision == "ieee"
         # Products with w_down are half as large as those with gate and up, and need no look.

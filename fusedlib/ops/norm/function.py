@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fusedlib import reference
 from fusedlib.compat import autocasts_anywhere, is_capturing, is_transformed
+from fusedlib.invariant import is_batch_invariant
 from fusedlib.launch import (
     Config,
     Launch,
@@ -138,6 +139,7 @@ def _suits_torch(x: Tensor, weight: Tensor | None) -> bool:
         and numbers <= width * MAX_TORCH_ROWS
         and width <= MAX_TORCH_WIDTH
         and not autocasts_anywhere()
+        and not is_batch_invariant()
     )
 
 

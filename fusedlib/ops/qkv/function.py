@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fusedlib.compat import is_transformed
+from fusedlib.invariant import is_batch_invariant
 from fusedlib.launch import (
     Launch,
     allocator,
@@ -221,7 +222,7 @@ def _prepared(name: str, x: Tensor, weights: Sequence[Tensor], *options: bool) -
 def _prepare(name: str, x: Tensor, weights: Sequence[Tensor], *options: bool) -> Prepared:
     inputs, widths = x.shape[-1], tuple(w.shape[0] for w in weights)
     even = not any(size % ALIGNMENT for size in (inputs, *widths))
-    if not even or x.dtype not in FUSED_KERNEL_DTYPES:
+    if not even or x.dtype not in FUSED_KERNEL_DTYPES or is_batch_invariant():
         return ()
     launch = getattr(_kernels(), name)(x.device, x.numel() // inputs, inputs, widths, *options)
     if launch is None:
