@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 
+import torch
+
+from fusedlib.launch import exchange_prepared
+
 _blocks = 0  # entered and not left, by any thread: autograd's run backward
+_put_back: list[Callable[[], None]] = []  # what tells torch what it was told before the first
 _COUNTING = Lock()
 
 
@@ -20,19 +25,21 @@ def batch_invariant() -> Iterator[None]:
         with fusedlib.batch_invariant():
             loss(model(batch)).backward()
 
-    What holds is of the results and gradients of tokens, in one process on one card: gradients of
+    It holds of the results and gradients of tokens, in one process on one card; gradients of
     weights are sums over tokens. Backward belongs inside, and so does `torch.compile` of a model.
-    Attention and the products that are torch's (down projection, logits and the like) are as torch
-    has them: cuBLAS gave a row the same bits at every number of rows that we tried in half
-    precision, but promises none; `notebooks/05_precision.ipynb` has what was measured, also of
-    whole models, and what this costs. Under torch.compile what Inductor makes of a model's own
-    lines promises nothing either.
+
+    A model's other products, torch's own, share no sum among programs inside: cuBLASLt is taken,
+    and `torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction`, and fp16's, are
+    (False, False) until the block ends. In half precision cuBLAS then gave rows the same bits at
+    every number of rows that was tried, but for a single row of narrow products; NVIDIA promises
+    none. In fp32 torch's products have other bits at other numbers of rows, and Inductor promises
+    nothing of what it makes of a model's own lines. `notebooks/05_precision.ipynb` has what was
+    measured, of whole models too, and what it costs.
 
     In half precision a few tokens take the kernels of many. In fp32 a product of split factors is
     chosen by the weight's size alone. Losses by token and `linear_log_probs` go over slices of
-    16,384 classes, 32 KiB of logits a token in half precision; a `memory` in bytes keeps its own
-    slices. Calls are prepared anew when the first block begins and when the last one ends. It
-    counts for the whole process, whichever thread is inside.
+    32,768 classes, 64 KiB of logits a token in half precision; a `memory` in bytes keeps its own
+    slices. The block counts for the whole process, whichever thread is inside.
     """
     _enter(1)
     try:
@@ -48,9 +55,30 @@ def is_batch_invariant() -> bool:
 
 def _enter(step: int) -> None:
     global _blocks
-    from fusedlib.tuning import forget
-
     with _COUNTING:
         before, _blocks = _blocks > 0, _blocks + step
-        if before != (_blocks > 0):
-            forget()
+        if before == (_blocks > 0):
+            return
+        exchange_prepared()
+        if before:
+            while _put_back:
+                _put_back.pop()()
+        elif torch.cuda.is_available() and torch.version.cuda is not None:
+            _put_back.append(_forbid_shared_sums())
+
+
+def _forbid_shared_sums() -> Callable[[], None]:
+    """Tell cuBLAS, and give what tells it what it was told before."""
+    library, matmul = torch.backends.cuda.preferred_blas_library(), torch.backends.cuda.matmul
+    names = [f"allow_{half}_reduced_precision_reduction" for half in ("bf16", "fp16")]
+    allowed = [(getattr(matmul, name), getattr(matmul, f"{name}_split_k")) for name in names]
+    torch.backends.cuda.preferred_blas_library("cublaslt")  # the others have no such setting
+    for name in names:
+        setattr(matmul, name, (False, False))
+
+    def put_back() -> None:
+        for name, before in zip(names, allowed, strict=True):
+            setattr(matmul, name, before)
+        torch.backends.cuda.preferred_blas_library(library)
+
+    return put_back

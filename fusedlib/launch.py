@@ -147,6 +147,7 @@ class BoundedCache(dict[Hashable, Value]):
 
 _CHANGING = threading.Lock()
 PREPARED: BoundedCache[Any] = BoundedCache()
+_ELSEWHERE: dict[Hashable, Any] = {}
 _MISSING = object()
 
 
@@ -163,9 +164,20 @@ def launch_for(key: Hashable, make: Callable[[], Any], *matrices: Tensor) -> Any
     return make() if misalignment(matrices) else prepared(key, make)
 
 
+def exchange_prepared() -> None:
+    """Let what was prepared inside and outside of `fusedlib.batch_invariant` change places."""
+    with _CHANGING:
+        prepared_now = dict(PREPARED)
+        PREPARED.clear()
+        PREPARED.update(_ELSEWHERE)
+        _ELSEWHERE.clear()
+        _ELSEWHERE.update(prepared_now)
+
+
 def forget() -> None:
     """Prepare all calls anew: after a change of `fusedlib.tuning`."""
     PREPARED.clear()
+    _ELSEWHERE.clear()
     allocator.cache_clear()
 
 

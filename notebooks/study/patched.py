@@ -8,6 +8,7 @@ forward and backward one set of weights.
 import copy
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -128,15 +129,17 @@ def tokens(config: str, batch_size: int, context_length: int, device: Any, seed:
 
 class LlamaTrainer(trainers.Trainer):
     """An arm's model with its tokens, which are labels too, as `trainers` runs it; where asked
-    with torch's fused AdamW, and with forward and backward as one CUDA `graph`.
+    with torch's fused AdamW, with forward and backward as one CUDA `graph`, or inside
+    `fusedlib.batch_invariant`.
     """
 
     def __init__(
         self, model: nn.Module, call: Call, ids: Tensor, *, optimizer: bool = False,
-        graph: bool = False,
+        graph: bool = False, invariant: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(model, ids.device)
         self.call, self.ids = call, ids
+        self.around = fusedlib.batch_invariant if invariant else nullcontext
         if optimizer:
             self.optimizer = trainers.adamw(model.parameters(), "fused")
         self.captured: cuda_graphs.Captured | None = None
@@ -153,7 +156,8 @@ class LlamaTrainer(trainers.Trainer):
     def issue(self, section: trainers.Section | None = None) -> Sections:
         """One step, not waited for; where it is captured, forward and backward are one section."""
         if self.captured is None:
-            return super().issue(section)
+            with self.around():
+                return super().issue(section)
         self.clear()
         sections = Sections(self.device)
         with sections.section("graph"):
@@ -184,6 +188,7 @@ TASK = Task[[nn.Module], Call]("llama")
 BASELINE = "huggingface"
 OTHER_ATTENTION = "huggingface-eager"
 """The baseline again, its sums in another order."""
+BATCH_INVARIANT = "fused-invariant"
 SWITCHES = ("rope", "swiglu", "rms_norm", "fused_linear_cross_entropy")
 """Liger's, by its own names."""
 PARTS = ("mlp", "rms_norm", "rope", "attention", "loss")
@@ -309,6 +314,13 @@ def _fused_arm(name: str, parts: Sequence[str]) -> None:
 _fused_arm("fused", PARTS)
 for _name in PARTS:
     _fused_arm(f"fused-{_name.replace('_', '-')}", (_name,))
+
+
+@rival(TASK, BATCH_INVARIANT, requires=("transformers",), traits=frozenset({"on request"}))
+def fused_invariant(model: nn.Module) -> Call:
+    """fusedlib.apply_to with all its parts, each step inside of fusedlib.batch_invariant."""
+    fusedlib.apply_to(model)
+    return model
 
 
 @rival(TASK, "fused-inductor", requires=("transformers",), traits=WHOLE)

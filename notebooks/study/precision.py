@@ -19,7 +19,7 @@ from torch import Tensor
 import fusedlib
 from fusedlib.bench.attempt import Unavailable, Wrong
 from fusedlib.bench.turns import Figures
-from study import sums, tensor_core
+from study import sums, tensor_core, token_bits
 from study.cases import Case, Row, device_of, grid
 from study.race import each
 from study.run import sized
@@ -37,6 +37,10 @@ QUICK: dict[str, Any] = {
     "flag_shapes": ["1·256", "64·64", "256·256", "64·1024"],  # rows·columns of them
     "linear_ks": [256, 1024],  # inputs of linear layers, the K of their sums
     "linear_size": 256,  # their tokens and outputs; on Hopper 4096 are enough to split
+    "bits_model": "two layers",  # of study.patched.CONFIGS, whose log-probabilities are watched
+    "bits_dtypes": ["float32"],  # of that model
+    "probe": 16,  # tokens of the watched sequence
+    "situations": ["batch 64", "longer 48", "padding 64", "packed 40"],  # tokens beside it, in all
     "batches": [2, 4, 64, 256],  # rows, with the one whose bits are watched
     "batch_widths": [256, 1024],  # inputs and outputs of the products there
 }
@@ -46,6 +50,9 @@ FULL: dict[str, Any] = QUICK | {
     "flag_shapes": ["1·4096", "64·64", "64·4096", "512·512", "4096·64", "4096·4096", "8192·11008"],
     "linear_ks": [256, 1024, 4096, 16_384, 65_536], "linear_size": 4096,
     "batches": [2, 4, 16, 64, 256, 1000, 1024, 4096, 8192], "batch_widths": [1024, 4096],
+    "bits_model": "Llama-3.2-1B", "bits_dtypes": ["bfloat16", "float32"], "probe": 64,
+    "situations": ["batch 256", "batch 4096", "longer 128", "longer 300", "longer 4096",
+                   "padding 256", "packed 300"],
 }  # fmt: skip
 PROFILES = {"quick": QUICK, "full": FULL}
 SEEDS = 5  # draws of each random sum
@@ -75,7 +82,10 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
         *flags(s.flag_shapes, s.flag_k, where),
         *linears(s.linear_ks, s.linear_size, where),
         *neighbours(s.batches, s.batch_widths, where),
-    ]
+        *token_bits.cases(
+            s.situations, model=s.bits_model, probe=s.probe, dtypes=s.bits_dtypes, device=where
+        ),
+    ]  # fmt: skip
 
 
 def four_sums(devices: Sequence[str]) -> list[dict[str, Any]]:
@@ -332,12 +342,24 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
     return y
 
 
+def _inside(operation: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    def call(x: Tensor, weight: Tensor) -> Tensor:
+        with fusedlib.batch_invariant():
+            return operation(x, weight)
+
+    return call
+
+
 ROW_OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "torch.mm": lambda x, weight: torch.mm(x, weight.mT),
     "fusedlib.linear": fusedlib.linear,
     "fusedlib.swiglu_mlp": _mlp,
     "torch rms_norm": lambda x, weight: F.rms_norm(x, x.shape[-1:], weight[0]),
     "fusedlib.rms_norm": _norm,
+    "torch.mm, batch_invariant": _inside(lambda x, weight: torch.mm(x, weight.mT)),
+    "fusedlib.linear, batch_invariant": _inside(fusedlib.linear),
+    "fusedlib.swiglu_mlp, batch_invariant": _inside(_mlp),
+    "fusedlib.rms_norm, batch_invariant": _inside(_norm),
 }
 
 
@@ -376,7 +398,7 @@ MEASURES: dict[str, Callable[[Case], Figures]] = {
     "four_sums": measure_four_sum, "growth": measure_growth, "stagnation": measure_stagnation,
     "torch_sum": measure_torch_sum, "torch_matmul": measure_matmul, "flags": measure_matmul,
     "tensor_core": tensor_core.measure, "linear": measure_linear,
-    "neighbours": measure_neighbours,
+    "neighbours": measure_neighbours, "token bits": token_bits.measure,
 }  # fmt: skip
 
 # --- what pictures show --------------------------------------------------------------------------

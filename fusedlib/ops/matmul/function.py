@@ -323,6 +323,24 @@ def multiply(
     return product(a, b, *turned, bias, lower_half)
 
 
+def sum_of_products(factors: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Σ A B of (tokens, k) and (k, n), all torch's: each is rounded as it is added to the others.
+
+    In `batch_invariant` the sum of half-precision products is fp32 and rounded once: to numbers of
+    half precision cuBLAS adds few rows another way than many (H200, 16 rows: 29 % of elements).
+    """
+    (a, b), *others = factors
+    if is_batch_invariant() and a.is_cuda and a.dtype.itemsize == 2:
+        total = torch.mm(a, b, out_dtype=torch.float32)
+        for left, right in others:
+            torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+        return total.to(a.dtype)
+    total = torch.mm(a, b)
+    for left, right in others:
+        total.addmm_(left, right)
+    return total
+
+
 def _multiply(
     a: Tensor, b: Tensor, a_turned: bool, b_turned: bool, bias: Tensor | None,
     lower_half: Tensor | None,

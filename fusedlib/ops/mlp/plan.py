@@ -19,12 +19,12 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from fusedlib.launch import (
-    PREPARED,
     Launch,
     PlannedLaunch,
     allocator,
     contiguous_layout,
     current_index,
+    forget,
     prepared,
     without_memory,
 )
@@ -224,7 +224,7 @@ class Plan:
         self._backward = TILED if self._backward == WARP_SPECIALIZED else self._backward
         self.path = self.path.replace(WARP_SPECIALIZED, TILED)
         self._launches.clear()
-        PREPARED.clear()
+        forget()
 
     def _new_matrix(self, tokens: int, width: int) -> Tensor:
         return self._new((tokens, width), (width, 1), self._dtype)

@@ -19,7 +19,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fusedlib.launch import PlannedLaunch, contiguous_layout, without_memory
-from fusedlib.ops.matmul.function import SplitProduct, multiply, splits
+from fusedlib.ops.matmul.function import (
+    SplitProduct,
+    multiply,
+    splits,
+    sum_of_products,
+)
 from fusedlib.ops.mlp.route import Gradients, MLPProblem, WantedGradients
 
 EITHER_SAVE = "gate_up", "input"
@@ -72,7 +77,7 @@ def d_x(d_gate_up: Tensor, w_gate: Tensor, w_up: Tensor | None) -> Tensor:
     if w_up is None:
         return torch.mm(d_gate_up, w_gate)
     d_gate, d_up = d_gate_up.chunk(2, dim=1)
-    return torch.mm(d_gate, w_gate).addmm_(d_up, w_up)
+    return sum_of_products([(d_gate, w_gate), (d_up, w_up)])
 
 
 @dataclass(eq=False)

@@ -148,17 +148,13 @@ def gradients(
         d_x = torch.mm(joined, torch.cat(present))
         d_weight = torch.mm(joined.t(), x)
         return d_x, *d_weight.split([w.shape[0] for w in present])
-    d_rows: Tensor | None = None
-    d_weights: list[Tensor | None] = [None] * 3
-    for index, (dy, weight) in enumerate(zip(upstream, weights, strict=True)):
-        if dy is None:
-            continue
-        if wants_x:
-            assert weight is not None
-            d_rows = torch.mm(dy, weight) if d_rows is None else d_rows.addmm_(dy, weight)
-        if wants_weights[index]:
-            assert x is not None
-            d_weights[index] = torch.mm(dy.t(), x)
+    pairs = zip(upstream, weights, strict=True)
+    factors = [(dy, weight) for dy, weight in pairs if dy is not None and weight is not None]
+    d_rows = linear_function.sum_of_products(factors) if wants_x and factors else None
+    d_weights = [
+        torch.mm(dy.t(), x) if wants and dy is not None and x is not None else None
+        for dy, wants in zip(upstream, wants_weights, strict=True)
+    ]
     return d_rows, *d_weights
 
 

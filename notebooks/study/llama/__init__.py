@@ -36,7 +36,15 @@ from study.llama.training import (
     train,
     wrong_gradients,
 )
-from study.patched import BASELINE, CONFIGS, EXACT, OTHER_ATTENTION, TASK, require_possible
+from study.patched import (
+    BASELINE,
+    BATCH_INVARIANT,
+    CONFIGS,
+    EXACT,
+    OTHER_ATTENTION,
+    TASK,
+    require_possible,
+)
 from study.race import each
 from study.run import sized
 from study.settings import DTYPES, MIB
@@ -54,6 +62,7 @@ QUICK: dict[str, Any] = {
     "families": ["two Qwen3 layers"],  # models at the headline's batch and context
     "family_arms": ["huggingface", "liger", "fused"],  # in these models
     "stepped": ["huggingface", "liger", "fused"],  # arms of whole steps, memory and limits
+    "invariant_shapes": ["1·16"],  # sequences·tokens of steps in fusedlib.batch_invariant
     "precise": [],  # arms in fp32, at both settings of its products
     "train_model": "two layers",  # that is trained
     "train_steps": 10,  # of a training, or at most
@@ -75,6 +84,7 @@ FULL: dict[str, Any] = QUICK | {
                  "Mistral-7B, 6 layers"],
     "family_arms": ["huggingface", "liger-without-flce", "liger", "fused", "inductor",
                     "inductor-causal", "fused-inductor"],
+    "invariant_shapes": ["4·2048", "4·512", "1·512", "1·64"],
     "precise": ["huggingface", "liger", "fused"],
     "train_model": "four layers", "train_steps": 200, "train_tokens": 512,
     "offloaded": ["huggingface", "liger-without-flce", "liger", "fused"], "offload_batches": [8],
@@ -168,6 +178,10 @@ def _steps(s: SimpleNamespace) -> list[dict[str, Any]]:
         there = {"batch_size": count, "context_length": length}
         there["repetitions"] = s.host_bound_repetitions if few else max(1, s.repetitions // 2)
         listed += arms("step", FEW, group="sizes", **_turns(s) | there)
+    for text in s.invariant_shapes:
+        there = dict(zip(("batch_size", "context_length"), map(int, text.split("·")), strict=True))
+        names = ["fused", BATCH_INVARIANT]
+        listed += arms("step", names, group="invariant", **_turns(s) | there)
     return listed
 
 

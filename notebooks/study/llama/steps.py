@@ -14,6 +14,7 @@ from study import rivals, trainers
 from study.allocator import CATEGORIES, Watch, at_peak, live
 from study.cases import Case, Row
 from study.patched import (
+    BATCH_INVARIANT,
     CONFIGS,
     TASK,
     Call,
@@ -49,17 +50,21 @@ class Setup:
         free_memory()
         model = copy_of(self.base, weights=case["optimizer"])
         call = one.build(model)
-        return Checked(figures, lambda timed: self.turn(timed, model, call, "graph" in one.traits))
+        return Checked(figures, lambda timed: self.turn(timed, model, call))
 
-    def turn(self, case: Case, model: nn.Module, call: Call, graph: bool) -> Turn:
+    def turn(self, case: Case, model: nn.Module, call: Call) -> Turn:
         """An arm's turns on one batch, whose loss at full size is compared and whose peaks are
         taken first.
         """
+        graph = "graph" in rivals.get(TASK, case["provider"]).traits
         ids = tokens(case["model"], case["batch_size"], case["context_length"], case["device"])
         size = case["batch_size"], case["context_length"]
         if size not in self.losses:
             self.losses[size] = plain_loss(self.base, ids)
-        program = LlamaTrainer(model, call, ids, optimizer=case["optimizer"], graph=graph)
+        program = LlamaTrainer(
+            model, call, ids, optimizer=case["optimizer"], graph=graph,
+            invariant=case["provider"] == BATCH_INVARIANT,
+        )  # fmt: skip
         figures = {"loss": _checked_loss(program, self.losses[size], case["dtype"])}
         figures |= program.activations() | ({} if graph else trainers.peaks(program))
         turn = trainers.turn(program, steps=1)
