@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from outcomes import outcome
-from study import precision, settings
+from study import precision, settings, token_bits
 
 NEW = ("adds", "torch_setting")
 
@@ -21,7 +21,7 @@ def test_every_experiment_is_measured():
     assert {c["experiment"] for c in cases} == set(precision.MEASURES)
     one = {c["experiment"]: c for c in cases if c["device"] == "cpu"}
     assert {outcome(precision.figures, case)[1] for case in one.values()} == {"ok"}
-    assert {*one} == {*precision.MEASURES} - {"flags", "linear", "neighbours"}
+    assert {*one} == {*precision.MEASURES} - {"flags", "linear", "neighbours", "token bits"}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -99,3 +99,34 @@ def test_derived_columns_name_products_and_how_they_were_added():
     assert rows["torch_setting"].iloc[0] == 'fp32, "high"'
     assert rows["adds"].iloc[1] == "promoted"
     assert rows[list(NEW)].notna().sum().tolist() == [1] * 2
+
+
+def test_a_model_whose_tokens_see_others_is_noticed(monkeypatch):
+    """One that looks at the batch, and one that does not."""
+    looks = {"huggingface": True, "fused": False}
+    seen = []
+
+    class Model:
+        probe = 4
+
+        def __init__(self, *named):
+            self.looks, self.ids = looks[named[3]], torch.arange(64)
+            self.alone = self.log_probs(token_bits._Inputs(self.ids[None, :4]))
+
+        def log_probs(self, given):
+            seen.append(given)
+            probe = given.ids[given.row, given.start : given.start + self.probe]
+            assert probe.tolist() == [0, 1, 2, 3]
+            return probe[1:].float() + self.looks * (given.ids.numel() > 4)
+
+    monkeypatch.setattr(token_bits, "_model", Model)
+    shared = {"model": "two layers", "probe": 4, "dtypes": ["float32"], "device": "cpu"}
+    cases = token_bits.cases(["batch 8", "longer 9", "padding 16", "packed 10"], **shared)
+    for case in (c for c in cases if c["provider"] in looks):
+        figures = token_bits.measure(case)
+        assert (figures["changed_fraction"], figures["largest_change"]) == (
+            (1, 1) if looks[case["provider"]] else (0, 0)
+        )
+    padding, packed = seen[5], seen[7]
+    assert padding.mask.tolist() == [[0] * 4 + [1] * 4, [1] * 8]
+    assert packed.positions.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2, 3]]

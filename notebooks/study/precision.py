@@ -204,6 +204,8 @@ def available(case: Case) -> None:
     if case["experiment"] == "tensor_core":
         tensor_core.available(case)
         return
+    if case["experiment"] == "token bits":
+        token_bits.available(case)
     on_card = case["device"] == "cuda" and torch.cuda.is_available()
     if not on_card and (case["device"] == "cuda" or case["provider"] == "triton-tf32x3"):
         raise Unavailable("needs a CUDA GPU")

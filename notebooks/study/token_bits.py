@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 import fusedlib
+from fusedlib.bench.arguments import require_known, require_least
 from fusedlib.bench.attempt import forget_compiled
 from fusedlib.bench.turns import Figures
 from study import patched, rivals
 from study.cases import Case, grid
 from study.patched import BASELINE, BATCH_INVARIANT, TASK
+from study.settings import DTYPES
 
 PROVIDERS = (BASELINE, "inductor", "liger", "fused", BATCH_INVARIANT, "huggingface-invariant")
 """The last is Hugging Face's inside of `fusedlib.batch_invariant`, which sets torch's products."""
@@ -34,12 +36,25 @@ def cases(
     situations: list[str], *, model: str, probe: int, dtypes: list[str], device: str
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A case an implementation, dtype and situation, `packed 300`; a `probe` has so many tokens."""
-    beside = [
-        {"situation": name, "tokens": int(count)} for name, count in map(str.split, situations)
-    ]
+    require_known("model", model, patched.CONFIGS)
+    require_known("dtype", dtypes, DTYPES)
+    require_least(2, probe=probe)
+    beside = [_beside(text, probe) for text in situations]
     shared = {"experiment": "token bits", "direction": "forward", "model": model, "seed": 0}
     shared |= {"context_length": probe, "device": device}
     return grid(shared, dtype=dtypes, provider=PROVIDERS, beside=beside)
+
+
+def _beside(text: str, probe: int) -> dict[str, Any]:
+    """A situation and the number of tokens in all, twice the probe's at least."""
+    name, _, count = str(text).partition(" ")
+    require_known("situation", name, SITUATIONS)
+    if not count.isdecimal() or int(count) < 2 * probe or (name == "batch" and int(count) % probe):
+        raise ValueError(
+            f"situation {text!r} must be a name and a number of tokens of at least twice the "
+            f"probe's {probe}, in a batch a multiple of it: {name} {4 * probe}"
+        )
+    return {"situation": name, "tokens": int(count)}
 
 
 class _Inputs(NamedTuple):
@@ -89,9 +104,8 @@ class _Model:
     def __init__(self, model: str, dtype: str, device: str, provider: str, probe: int) -> None:
         if provider == "inductor":
             forget_compiled()
-        arm = BASELINE if provider == "huggingface-invariant" else provider
         built: Any = patched.build(model, dtype, device, layers=LAYERS).eval()
-        self.model, self.call = built, rivals.get(TASK, arm).build(built)
+        self.model, self.call = built, rivals.get(TASK, _arm(provider)).build(built)
         self.inside: Callable[[], AbstractContextManager[Any]] = (
             fusedlib.batch_invariant if provider.endswith("-invariant") else nullcontext
         )
@@ -120,9 +134,13 @@ class _Model:
 _model = lru_cache(maxsize=len(PROVIDERS))(_Model)  # those of a race, for the next race
 
 
+def available(case: Case) -> None:
+    """Raise `Unavailable` for what cannot run here."""
+    patched.require_possible({**case, "provider": _arm(case["provider"])})
+
+
 def measure(case: Case) -> Figures:
     """The share of log-probabilities with other bits than alone; the largest change, in nats."""
-    patched.require_possible(case | {"provider": _arm(case)})
     named = (case[name] for name in ("model", "dtype", "device", "provider", "context_length"))
     model = _model(*named)
     given = SITUATIONS[case["situation"]](model.ids, model.probe, case["tokens"])
@@ -133,5 +151,5 @@ def measure(case: Case) -> Figures:
     }
 
 
-def _arm(case: Case) -> str:
-    return BASELINE if case["provider"] == "huggingface-invariant" else str(case["provider"])
+def _arm(provider: str) -> str:
+    return BASELINE if provider == "huggingface-invariant" else provider
