@@ -174,10 +174,10 @@ def linear_cross_entropy(
             weight (512 MiB at least); "balanced": twice that in half precision; or a number of
             bytes. With 8192 tokens and a vocabulary of 128256 in bf16, of hidden 2048: "least" 4
             chunks in 1002 MiB, "balanced" 2 in 1503, 1 from 2004 on; of hidden 4096 all plans take
-            1 in 2004. Forward and backward of hidden 2048 take 23.3, 20.9 to 22.4 and 19.2 ms (one
-            H100): the default gives up a tenth of the time for a quarter of the memory. d_W is
-            summed in fp32 and rounded once whatever the plan. Plain PyTorch, which stores the
-            logits as a whole, does not look at it.
+            1 in 2004. The default is what a step wants: of Llama-3.2-1B's, 4 × 2,048 tokens, one
+            chunk would take 0.4 % off the time and add 5.9 % to the activations' memory (one H200).
+            d_W is summed in fp32 and rounded once whatever the plan. Plain PyTorch, which stores
+            the logits as a whole, does not look at it.
 
     Returns:
         A scalar, or (...) with reduction "none"; fp32, or float64 of such inputs.
