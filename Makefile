@@ -17,7 +17,7 @@ WORKERS := 2
 FRESH   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report study record render figures slides docs list machine pack lab test test-fast test-long test-newest test-gpu lint lock clean
+.PHONY: help setup report study record render figures docs list machine pack lab test test-fast test-long test-newest test-gpu lint lock clean
 
 export FUSEDLIB_MACHINE := $(or $(MACHINE),$(FUSEDLIB_MACHINE))
 ifeq ($(FUSEDLIB_MACHINE),)
@@ -49,7 +49,7 @@ OPTIONS = $(CHOSEN) \
 help: ## list what make can do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 	@echo
-	@echo '  ONLY=04_memory            only these notebooks or pages, separated by commas; 04 will do'
+	@echo '  ONLY=04_memory            only these notebooks or sections, separated by commas; 04 will do'
 	@echo '  SET="name=value ..."      knobs of notebooks; 04_memory.hidden=4096 sets one alone'
 	@echo '  FRESH=1                   measure and run everything anew'
 	@echo '  PYTHON=python3.12         which Python makes the environment'
@@ -85,13 +85,9 @@ render: ## render the report again from the executed notebooks
 	$(call READY,report)
 	@$(STUDY) render
 
-figures: ## draw figures/*.svg with their data from the recorded rows, and numbers in prose
+figures: ## draw figures/*.svg with their data from the recorded rows
 	$(call READY,study)
 	@$(STUDY) figures
-
-slides: ## a deck from the recorded rows: slides.html and slides.pdf
-	$(call READY,report)
-	@$(STUDY) slides
 
 docs: ## the API reference from the docstrings: report/build/docs
 	$(call READY,docs)

@@ -70,33 +70,9 @@ def write(path: Path, *cells: Any) -> Path:
     return path
 
 
-def stated(
-    sentence: str, name: str = "speed", measured: int = 0, own_held: int | None = None,
-    **standing: Any,
-) -> Callable[[], None]:  # fmt: skip
-    """What states a claim that was measured three times on a recorded machine, seldom on this."""
-    recorded = {
-        "machine": "a-card", "label": "A", "own": False, "held": 3, "measured": 3,
-        "count": "3 of 3", "text": "holds in 3 of 3", "errors": [], "parts": 0, "contrary": 0,
-    }  # fmt: skip
-    text = f"holds in {measured} of {measured}" if measured else "not measured; `make`"
-    text = "does not hold" if own_held == 0 else text
-    held = measured if own_held is None else own_held
-    here = {
-        "machine": "me", "label": "me", "own": True, "held": held, "measured": measured,
-        "count": f"{held} of {measured}", "text": text, "errors": [],
-        "parts": 0, "contrary": 0,
-    }  # fmt: skip
-    standings = [here, recorded | standing]
-    return lambda: display.claim(
-        "",
-        name=name,
-        sentence=sentence,
-        headline="Found",
-        study="01_good",
-        numbers={},
-        standings=standings,
-    )
+def stated(sentence: str, name: str, *marks: str) -> Callable[[], None]:
+    """What states a claim."""
+    return lambda: display.claim(sentence, marks, name=name)
 
 
 def narrow() -> pd.DataFrame:

@@ -12,7 +12,7 @@ import limits
 from fusedlib.bench import machine as machines
 from outcomes import outcome
 from press import say
-from study import run, warmup
+from study import attention, run
 from study.cases import Row
 from visitor import search_path
 
@@ -108,7 +108,7 @@ def test_a_machine_is_described_and_notebooks_are_listed(bare):
 @pytest.mark.slow
 def test_a_report_is_made(bare):
     call, folder = bare
-    done = call("-m", "press", "report", "--only", "memory,04_memory")
+    done = call("-m", "press", "report", "--only", "04_memory")
     assert done.returncode == 0, done.stdout + done.stderr
     assert not (folder / "attempts").exists(), (folder / "attempts").read_text()
     assert (folder / "build" / "report.html").stat().st_size > 10_000
@@ -150,13 +150,10 @@ def test_a_topic_that_failed_here_still_shows_the_recorded_rows(tmp_path, monkey
         function.cache_clear()
         request.addfinalizer(function.cache_clear)
     monkeypatch.setattr(
-        warmup, "measure", lambda race: [Row(case, "failed", "bad luck") for case in race]
+        attention, "measure", lambda race: [Row(case, "failed", "bad luck") for case in race]
     )
-    found = run.run("warmup", device="cpu")
-    assert (found["status"] == "failed").sum() == len(warmup.cases(device="cpu"))
-    shown = say.every("warmup")
-    assert len(shown) >= 2
-    for stated in shown:
-        assert stated.summary().count("holds in") >= 1, "the recorded machine's"
-        assert "this machine" not in stated.summary(), "it answers nothing"
-        assert "—" not in stated.sentence()
+    found = run.run("attention", device="cpu")
+    assert (found["status"] == "failed").sum() == len(attention.cases(device="cpu"))
+    [stated] = say.every("attention")
+    assert [mark.split()[-1] for mark in stated.marks()] == ["H200", "H100"], "this one has none"
+    assert "—" not in stated.sentence()

@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from press import display, formats, plots, show
+from press import display, formats, show
+from press.plots import Picture
 from report_sample import outputs_of
 
 
@@ -39,13 +40,20 @@ def test_bars_show_a_mark_for_each_row_of_another_machine() -> None:
     assert sum(map(len, marks)) == 3
 
 
-def test_lines_of_dots_reach_from_low_to_high() -> None:
-    frame = pd.DataFrame({"ratio": [2.0, 3.0], "low": [1.8, 3], "high": [2.5, 3.5], "by": "fused",
-                          "of": ["a", "b"], "machine": pd.Categorical(["H200"] * 2)})  # fmt: skip
-    shown = plots.points(
-        frame, "ratio", "of", "by", low="low", high="high", reference=1.0, spec="3×", logx=True,
-        xlabel="times", card="machine", height=2.0,
-    )  # fmt: skip
-    (lines,) = shown.figure.axes[0].containers[0].lines[2]
-    drawn = [segment[:, 0].tolist() for segment in lines.get_segments()]
-    assert drawn == [pytest.approx([1.8, 2.5]), pytest.approx([3.0, 3.5])]
+def drawn(machine: str, began: str) -> Picture:
+    frame = pd.DataFrame({"machine": [machine], "provider": "fused", "model": "a", "ratio": 2.0,
+                          "began": began, "commit": "abcdef01"})  # fmt: skip
+    return show.bars(frame, "ratio", "model")
+
+
+def test_a_figure_has_its_tabs_its_data_and_the_days_of_older_rows() -> None:
+    both = {"H200": drawn("H200", "2026-11-23T01:00"), "H100": drawn("H100", "2026-11-29T01:00")}
+    (output,) = outputs_of(lambda: display.figure(both, "Two.", name="two", topic="kernels"))
+    shown = output.metadata.fusedlib
+    assert [tab["name"] for tab in shown.tabs] == ["H200", "H100"]
+    assert output.data["image/svg+xml"] == shown.tabs[0]["svg"] != shown.tabs[1]["svg"]
+    assert shown.caption == "Two. *Older rows: H200 23 Nov, abcdef0.*"
+    assert shown.data.splitlines()[0].endswith(",tab") and len(shown.data.splitlines()) == 3
+    assert all(tab["alt"] for tab in shown.tabs) and "<script" not in output.data["text/html"]
+    (alone,) = outputs_of(lambda: display.figure(drawn("H200", "2026-11-29"), "One.", name="one"))
+    assert "tabs" not in alone.metadata.fusedlib and alone.metadata.fusedlib.caption == "One."

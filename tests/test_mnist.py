@@ -9,7 +9,6 @@ import torch
 
 from fusedlib import reference
 from fusedlib.bench.attempt import Unavailable, Wrong
-from press import published
 from study import digits, mnist, mnist_network, rivals, run
 from study.mnist_network import TASK, Layer
 from study.race import free
@@ -214,9 +213,3 @@ def test_times_of_the_wrong_kernel_stand_beside_the_others_and_it_has_no_median(
     wrong = rows[rows["status"] == "wrong"]
     assert wrong["median_ms"].isna().all() and len(wrong) > 8
     assert wrong.query("experiment == 'run'")["train_s"].notna().all()
-
-
-def test_the_published_log_is_two_runs_of_four_epochs():
-    log = mnist.from_tables(published.load("mnist"))
-    assert log.groupby("provider")["epoch"].agg(list).map(sorted).tolist() == [[1, 2, 3, 4]] * 2
-    assert log["test_error"].between(0.007, 0.025).all() and (log["train_s"] > 14).all()

@@ -6,10 +6,9 @@ import nbformat
 import pytest
 
 from press import run
-from press.words import NUMBER
 from study import paths
 
-FOLDERS = (paths.NOTEBOOKS, paths.REPORT, paths.REPORT / "sections")
+FOLDERS = (paths.NOTEBOOKS, run.SECTIONS)
 NOTEBOOKS = sorted(path for folder in FOLDERS for path in folder.glob("*.ipynb"))
 # A time, a size, a rate, a share or a factor; links, comments and products such as 64×64 aside.
 MEASURED = re.compile(
@@ -19,11 +18,11 @@ MEASURED = re.compile(
 NOT_PROSE = re.compile(
     r"<!--.*?-->|\]\([^)]*\)|https?://\S+|^.*<!-- requirement -->$|95 % (?:interval|band)", re.M
 )
-GENERATED = re.compile(r"<!-- claims:begin -->.*?<!-- claims:end -->", re.DOTALL)
+GENERATED = re.compile(r"<!-- (\w+):begin -->.*?<!-- \1:end -->", re.DOTALL)
 
 
 def typed_numbers(markdown: str) -> list[str]:
-    text = NOT_PROSE.sub("", NUMBER.sub("", GENERATED.sub("", markdown)))
+    text = NOT_PROSE.sub("", GENERATED.sub("", markdown))
     return [found.group() for found in MEASURED.finditer(re.sub(r"[$*`{}]|\\[,;: ]", "", text))]
 
 

@@ -253,15 +253,6 @@ def test_classes_and_idle_time_add_up_to_the_step():
     assert shares["GEMM"] == 0.3 and shares["others"] == 0.1 and shares["GPU idle"] == 0.2
 
 
-def test_busy_ends_are_the_slowest_and_the_fastest_step_of_a_machine():
-    rows = derived()
-    steps = pd.concat([rows.assign(step_median_ms=ms) for ms in (10.0, 16.0, 20.0)])
-    [row] = profile.with_busy_ends(rows, steps).to_dict("records")
-    assert (row["busy_low"], row["busy_high"]) == (0.4, 0.8)
-    [none] = profile.with_busy_ends(rows, steps.assign(machine="H100")).to_dict("records")
-    assert math.isnan(none["busy_low"])
-
-
 def test_the_notebook_s_busy_share_counts_no_kernel_that_waits_for_other_gpus(monkeypatch):
     cells = json.loads((paths.NOTEBOOKS / "03_clock.ipynb").read_text(encoding="utf-8"))["cells"]
     [source] = ["".join(cell["source"]) for cell in cells if cell["id"] == "busy-share"]

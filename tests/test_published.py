@@ -6,9 +6,10 @@ import re
 import tomllib
 from decimal import Decimal
 
+import pandas as pd
 import pytest
 
-from press import published
+from press import published, run
 from study import paths
 
 SOURCES = tomllib.loads((paths.PUBLISHED / "sources.toml").read_text(encoding="utf-8"))
@@ -26,6 +27,7 @@ ROWS = {
     "mnist": 3 * 4,
     "swiglu_memory": 6 * 2 + 7 * 2 + 2,
     "swiglu_ratios": 7 + 7 + 6,
+    "swiglu_test": 2,
     "swiglu_times": 3 * 6 * 2,
     "warmup": 3 * 5 * 3 + 6 * 5,
 }
@@ -117,3 +119,45 @@ def test_a_missing_statement_is_missing_and_not_a_guess():
     assert set(frame.query("source == '004'")["device"]) == {"not stated"}
     main = frame[frame["table"] == "End to End Benchmarks (RTX PRO 6000 WK)"]
     assert main["warmup_steps"].isna().all()
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_stated_figure_has_every_digit_of_its_file(name):
+    file = "end_to_end" if name == "warmup" else name
+    there = {cell for row in cells(file) for cell in row.values()}
+    figures = published.stated(name)[[*published.load(name).select_dtypes("float")]]
+    assert {*figures.stack().dropna()} <= there
+    assert figures.notna().equals(published.load(name)[figures.columns].notna())
+
+
+STATED = pd.DataFrame({"width": [1, 1, 2, 2], "who": ["a", "b"] * 2,
+                       "ms": ["0.10", "0.20", "0.30", "0.40"]})  # fmt: skip
+OURS = pd.DataFrame({"machine": ["H200", "H100", "H200", "H200"], "width": [1, 1, 1, 1],
+                     "who": ["a", "a", "b", "b"], "ms": [1.0, 2.0, 3.0, 5.0]})  # fmt: skip
+
+
+def test_ours_stands_beside_the_published_with_a_reason_for_what_is_missing():
+    table = published.beside(STATED, OURS, ["width"], "who", "ms", "2", {"width == 2": "too wide"})
+    assert table["a"].loc[1].to_dict() == {"published": "0.10", "H200": "1.0", "H100": "2.0"}
+    assert table["a"].loc[2].dropna().to_dict() == {"published": "0.30"}
+    assert table["b", "H200"][1] == "4.0", "the median of several"
+    assert table["", "why ours is missing"].tolist() == ["", "too wide"]
+
+
+def test_a_figure_without_reason_and_a_reason_without_figure_are_refused():
+    with pytest.raises(ValueError, match="without a reason, at 2, a"):
+        published.beside(STATED, OURS, ["width"], "who", "ms")
+    why = {"width == 2": "too wide", "width == 1": "too narrow"}
+    with pytest.raises(ValueError, match="nothing is missing where 'width == 1'"):
+        published.beside(STATED, OURS, ["width"], "who", "ms", "2", why)
+    with pytest.raises(ValueError, match="one place"):
+        published.beside(STATED.assign(width=1), OURS, ["width"], "who", "ms")
+
+
+def test_the_log_s_largest_factor_is_where_the_paper_says():
+    grid = published.load("swiglu_times").query("table != 'mlp_backward_compare_WF.py'")
+    ms = grid.pivot_table("time_ms", ["direction", "batch_size", "d_model"], "implementation")
+    over = ms["liger"] / ms["fused"]
+    assert over.idxmax() == ("backward", 256, 2048) and 3.5 < over.max() < 3.6
+    words = (run.SECTIONS / "2_skipped_work.ipynb").read_text(encoding="utf-8")
+    assert "up to three and a half times as fast" in words and "256·2,048 (tokens·width)" in words

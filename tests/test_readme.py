@@ -1,16 +1,14 @@
-"""The README's programs run, what it and CONTRIBUTING lead to exists; its block is generated."""
+"""The README's programs run, what it and CONTRIBUTING lead to exists; its blocks are generated."""
 
 import re
 
 import pytest
-from nbformat import NotebookNode
 from typer.testing import CliRunner
 
-from press import cli, headlines, run, say
+from press import cli, readme, run
 from study import paths
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
-README = f"# Title\n\nbefore\n{headlines.BEGIN}\nold\n{headlines.END}\nafter\n"
 
 
 def text_of(name: str) -> str:
@@ -33,46 +31,35 @@ def test_links_and_targets_of_a_document_exist(name):
     assert {*re.findall(r"(?:^|`|&& )make ([a-z-]+)", text, re.MULTILINE)} <= {*targets}
 
 
-CLAIMS = [
-    NotebookNode(
-        study="one", title="One", sentence=r"It takes 3 ms, \1.", headline="Fast",
-        path="notebooks/one.ipynb",
-        standings=[{"label": "H200", "own": False, "measured": 3, "parts": 0, "count": "3 of 3"}],
+def test_updating_replaces_each_block_once_and_keeps_the_rest(monkeypatch):
+    monkeypatch.setattr(readme, "BLOCKS", {"a": lambda: "new", "b": lambda: r"\1"})
+    text = "# T\n<!-- a:begin -->\nold\n<!-- a:end -->\nmid\n<!-- b:begin --><!-- b:end -->\n"
+    new = readme.updated(text)
+    assert new == (
+        "# T\n<!-- a:begin -->\nnew\n<!-- a:end -->\nmid\n<!-- b:begin -->\n\\1\n<!-- b:end -->\n"
     )
-]  # fmt: skip
+    assert readme.updated(new) == new
+    for wrong in ("# T\n", text + text, text.replace("<!-- b:end -->", "")):
+        with pytest.raises(ValueError, match="exactly one block"):
+            readme.updated(wrong)
 
 
-def test_a_text_is_filled_with_the_numbers_of_claims():
-    text = "{kernels/models/liger} as fast, {kernels/models/nobody} as that"
+def test_the_blocks_are_what_the_rows_say_and_the_first_screen_is_short():
+    text = text_of("README.md")
     with run.recorded_rows():
-        liger = say.evaluate("kernels/models").numbers()["liger"]
-        assert headlines.filled(text) == f"{liger} as fast, — as that"
-        each = [headlines.filled("{kernels/models/liger}", f"nvidia-{n}") for n in ("h200", "h100")]
-    assert each == [liger, "—"], "the H100 lacks a case"
+        assert readme.updated(text) == text, "run `python -m press readme --write`"
+    assert len(text.splitlines()) <= 150 and len(readme.FINDINGS) <= 8
+    block = text.partition("<!-- numbers:begin -->")[2].partition("<!-- numbers:end -->")[0]
+    assert len(re.findall(r"\d[\d.–]*(?:×| %)", block)) == 3, "three numbers"
 
 
-def test_updating_replaces_the_block_once_and_keeps_the_rest():
-    block = headlines.readme_block(CLAIMS)
-    text = headlines.updated_readme(README, block)
-    assert text == f"# Title\n\nbefore\n{block}\nafter\n"
-    assert headlines.updated_readme(text, block) == text
-
-
-@pytest.mark.parametrize("text", ["# Title\n", README + README, README.replace(headlines.END, "")])
-def test_a_readme_without_exactly_one_block_raises(text):
-    with pytest.raises(ValueError, match="exactly one block"):
-        headlines.updated_readme(text, headlines.readme_block(CLAIMS))
-
-
-def test_write_puts_the_block_into_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "run", lambda parts, values: False)
-    monkeypatch.setattr(headlines, "stated", lambda: iter(CLAIMS))
+def test_write_puts_the_blocks_into_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(readme, "BLOCKS", {"a": lambda: "new"})
     path = tmp_path / "README.md"
-    path.write_text(README, encoding="utf-8")
-    block = headlines.readme_block(CLAIMS)
+    path.write_text("<!-- a:begin --><!-- a:end -->\n", encoding="utf-8")
     monkeypatch.setattr(cli.paths, "ROOT", tmp_path)
     shown = CliRunner().invoke(cli.app, ["readme"])
-    assert (shown.exit_code, shown.stdout.strip()) == (0, block)
-    assert path.read_text(encoding="utf-8") == README
+    assert (shown.exit_code, shown.stdout) == (0, "<!-- a:begin -->\nnew\n<!-- a:end -->\n\n")
+    assert path.read_text(encoding="utf-8") == "<!-- a:begin --><!-- a:end -->\n"
     assert CliRunner().invoke(cli.app, ["readme", "--write"]).exit_code == 0
-    assert path.read_text(encoding="utf-8") == headlines.updated_readme(README, block)
+    assert path.read_text(encoding="utf-8") == "<!-- a:begin -->\nnew\n<!-- a:end -->\n"

@@ -8,7 +8,6 @@ import pytest
 import typst
 
 from press.pages import pandoc, svg
-from press.pages.outputs import where_it_holds
 from study import paths
 
 TEX = [
@@ -54,47 +53,3 @@ def test_inline_svg_has_its_own_ids_and_no_extras() -> None:
     assert "evil" not in one and "metadata" not in one and "#010203" not in one
     with pytest.raises(ValueError, match="not an SVG"):
         svg.inline("<p>no</p>", "x", "y")
-
-
-# --- what is said below a claim ------------------------------------------------------------------
-
-
-def standing(machine: str, text: str, measured: int = 1, held: int = 1, **more: object) -> dict:
-    label = machine.upper() if machine != "me" else machine
-    common = {
-        "machine": machine, "label": label, "own": machine == "me", "errors": [], "parts": 0,
-        "contrary": 0,
-    }  # fmt: skip
-    return {**common, "text": text, "measured": measured, "held": held, "count": "", **more}
-
-
-NOT = ("not measured; on a large GPU ...", 0, 0)
-FAILED = {"errors": ["2026-11-25: KeyError: 'fused'"]}
-
-
-@pytest.mark.parametrize(
-    ("every", "expected"),
-    [
-        ([standing("h2", "holds in 2 of 2 recordings", 2, 2), standing("me", *NOT)],
-         [("holds in 2 of 2 recordings on the H2", False)]),
-        ([standing("me", "holds in 1 of 1 recording"), standing("h2", "holds in 1 of 2", 2, 1)],
-         [("holds in 1 of 2 on the H2", True), ("holds in 1 of 1 recording here", False)]),
-        ([standing("h2", *NOT), standing("h1", "does not hold", 1, 0), standing("me", *NOT)],
-         [("does not hold on the H1", True)]),
-        ([standing("me", *NOT)], [("not measured", False)]),
-        ([standing("h2", "error in the claim: KeyError", 0, 0, **FAILED), standing("me", *NOT)],
-         [("error in the claim: KeyError on the H2", True)]),
-        ([standing("h2", "holds in a recording of 3 of its 4 cases", 0, 0, parts=1)],
-         [("holds in a recording of 3 of its 4 cases on the H2", False)]),
-        ([standing("h2", "holds in 1 of 1, partly ... not", parts=2, contrary=1)],
-         [("holds in 1 of 1, partly ... not on the H2", True)]),
-        ([standing("published", "holds in the published tables")],
-         [("holds in the published tables", False)]),
-    ],
-)  # fmt: skip
-def test_below_a_claim_stands_where_it_holds_and_loudly_where_not(every, expected) -> None:
-    assert where_it_holds({"standings": every}) == expected
-    reworded = {"standings": every, "first": "It is twice as fast."}
-    assert where_it_holds(reworded) == [
-        *expected, ("first stated as “It is twice as fast.”", False),
-    ]  # fmt: skip

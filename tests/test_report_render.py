@@ -7,13 +7,15 @@ import sys
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 import nbconvert
 import nbformat
 import pandas as pd
 import pytest
 
-from press import display
+from page_checks import loads
+from press import display, plots, show
 from press.pages.paper import Section
 from press.pages.preprocessors import Numbers
 from press.render import render
@@ -30,7 +32,6 @@ from report_sample import (
     wide,
     write,
 )
-from slides_checks import loads
 
 ODD = 'a <b> & "c" #d $e *f* _g_ @h `i` [j] \\k ~l'
 LONG = "x" * 300
@@ -70,71 +71,73 @@ class Page(HTMLParser):
 def sections(tmp_path_factory: pytest.TempPathFactory) -> list[Section]:
     folder = tmp_path_factory.mktemp("executed")
     return [
-        Section("01_good", "Good & true", _good(folder / "01_good.ipynb"), None, "Is it?"),
-        Section("02_bad", "Bad", _bad(folder / "02_bad.ipynb"), "ValueError: last line <x>"),
-        Section("03_gone", "Gone", None, "DeadKernelError: it died\nof #$*"),
-        Section("report", "Report", _frame(folder / "report.ipynb"), None),
+        Section("1_first", "Report", _first(folder / "1_first.ipynb"), None),
+        Section("2_good", "Good & true", _good(folder / "2_good.ipynb"), None),
+        Section("3_bad", "Bad", _bad(folder / "3_bad.ipynb"), "ValueError: last line <x>"),
+        Section("4_gone", "Gone", None, "DeadKernelError: it died\nof #$*"),
+        Section("5_end", "More", _end(folder / "5_end.ipynb"), None),
+        Section("04_guide", "Guide", _guide(folder / "04_guide.ipynb"), None, guide=True),
     ]
+
+
+def _first(path: Path) -> Path:
+    return write(
+        path,
+        text("# The title with $n$\n\nThe lead."),
+        code("p()", *outputs_of(lambda: display.prose("In short, see [](2_good.ipynb)."))),
+    )
 
 
 def _good(path: Path) -> Path:
     odd = pd.DataFrame({ODD: [ODD, "12.5 ms"], "Äöü 漢字": [LONG, "√n ≤ 10⁻⁷"]})
+    tabs = {"one": tab("a"), "two": tab("b")}
     return write(
         path,
-        text("# Question\n\nOnly on the notebook's page."),
-        code('profile = "quick"', tags=("parameters",)),
+        text("# Good & true\n\nIs it?"),
+        code("run()", stream("\rA 1/2\rA 2/2", "stderr"), stream("not secret")),
         text(
             "Inline $a_b^2$, cost is 5$ and $x$-axis. See [this](#curve), [it](#curve-again), "
-            "[no](#no), [itself](01_good.ipynb), [another](02_bad.ipynb#wide), "
-            '[late](../report/sections/01_good.ipynb#late), [three](03_gone.ipynb#time "ms") '
-            "and [nobody](99_x.ipynb#part).",
-            "paper",
+            "[no](#no), [itself](2_good.ipynb), [another](3_bad.ipynb#narrow), "
+            "[late](5_end.ipynb#late), [guide](../../notebooks/04_guide.ipynb#its-part) and "
+            "[nobody](99_x.ipynb#part)."
         ),
         text(
             "## Method\n\n$$\\hat s = \\sum_{i=1}^n x_i$$\n\n"
             "$$\\begin{aligned}\na &= b \\\\\nc &\\le d\n"
             "\\end{aligned}$$\n\n![outside](https://example.org/x.png)\n\n<script>alert(1)</script>\n\n"
             "```python\n# not a heading $5\n```\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n\n"
-            "## Under\n\ntext",
-            "paper",
+            "## Under\n\ntext"
         ),
-        code("run()", stream("\rA 1/2\rA 2/2", "stderr"), stream("secret")),
-        code("print()", stream("\x1b[31mshown\x1b[0m\n"), tags=("paper",)),
+        code("print()", stream("\x1b[31mshown\x1b[0m\n")),
         code(
             "show()",
             *outputs_of(
                 lambda: display.table(wide(7, 5), caption=f"Wide {ODD}", name="wide", note="$n=3$"),
-                lambda: display.table(odd, caption="Odd", name="odd"),
+                lambda: display.table(odd, caption="Odd", name="odd", topic="kernels"),
                 lambda: display.figure(curves(), caption="C $x$", alt=ODD, name="curve"),
                 lambda: display.figure(curves(), caption="C2", alt="again", name="curve-again"),
-                stated("It took 1.23 ms, see [it](#curve).", "time"),
-                stated("# It is slow.", "slow", 1, held=0, text="does not hold"),
-                stated("It is small.", "small", 1, own_held=0),
+                lambda: display.figure(tabs, "Tabs", name="tabs", topic="kernels"),
+                stated("It took 1.23 ms, see [it](#curve).", "kernels-time", "✓ A", "once B"),
+                stated("# It is slow.", "kernels-slow", "✗ A"),
                 lambda: display.prose("shown **bold**"),
             ),
-            tags=("paper",),
-        ),
-        text("## More of it", "appendix"),
-        code(
-            "more()",
-            *outputs_of(lambda: display.table(narrow(), caption="Late", name="late")),
-            tags=("appendix",),
         ),
     )
+
+
+def tab(name: str) -> plots.Picture:
+    frame = pd.DataFrame({"provider": ["fused"], "model": [name], "ratio": [2.0]})
+    return show.bars(frame, "ratio", "model")
 
 
 def _bad(path: Path) -> Path:
     write(
         path,
-        text("# Q\n\n## Method", "paper"),
-        code(
-            "show()",
-            *outputs_of(lambda: display.table(narrow(), caption="N", name="wide")),
-            tags=("paper",),
-        ),
+        text("# Bad\n\n## Method"),
+        code("show()", *outputs_of(lambda: display.table(narrow(), caption="N", name="narrow"))),
         code("boom()", failure(f"broken {ODD}")),
-        text("## Never shown", "paper"),
-        code("later()", ran=False, tags=("paper",)),
+        text("## Never shown"),
+        code("later()", ran=False),
     )
     noted = nbformat.read(path, as_version=4)
     noted.metadata["fusedlib"] = {"error": BROKEN, "values": {"tokens": 7}}
@@ -142,21 +145,13 @@ def _bad(path: Path) -> Path:
     return path
 
 
-def _frame(path: Path) -> Path:
-    return write(
-        path,
-        text("# The title with $n$\n\nThe lead."),
-        code("p()", *outputs_of(lambda: display.prose("Rows of today."))),
-        text("In short.", "abstract"),
-        text("## Introduction\n\nSee [the end](#machines)."),
-        text("placeholder", "studies"),
-        text("## Limits\n\nSome."),
-        text("## Further", "appendix"),
-        text("placeholder", "details"),
-        text("## Machines", "appendix"),
-        text("## Floats", "appendix"),
-        text("placeholder", "floats"),
-    )
+def _end(path: Path) -> Path:
+    table = outputs_of(lambda: display.table(narrow(), caption="Late", name="late"))
+    return write(path, text("# More of it", "appendix"), text("## Deep"), code("more()", *table))
+
+
+def _guide(path: Path) -> Path:
+    return write(path, text("# Guide\n\n## Its part\n\nWords."), code("work()", stream("done")))
 
 
 @pytest.fixture(scope="module")
@@ -203,15 +198,17 @@ def test_ids_are_unique_and_anchors_resolve(rendered: Path) -> None:
         inside = [link[1:] for link in page.links if link.startswith("#")]
         drawn = re.findall(r'(?:xlink:href="|url\()#([^")]+)', page.source)
         assert {*inside, *drawn, *page.references} <= set(page.ids)
-        files = [link for link in page.links if link and not re.match(r"#|https?:", link)]
+        files = [link for link in page.links if link and not re.match(r"#|https?:|data:", link)]
+        files = [link for link in files if "claims.html" not in link]  # not among these
         for file, _, anchor in (link.partition("#") for link in files):
             assert (path.parent / file).exists()
             assert not anchor or anchor in Page(path.parent / file).ids
 
 
 def test_every_drawing_has_its_alternative_text(page: Page) -> None:
-    assert len(page.drawings) == 2
-    for drawing, alt in zip(page.drawings, (ODD, "again"), strict=True):
+    assert len(page.drawings) == 4
+    alts = (ODD, "again", tab("a").alt, tab("b").alt)
+    for drawing, alt in zip(page.drawings, alts, strict=True):
         assert drawing["role"] == "img"
         title = re.search(rf'id="{drawing["aria-labelledby"]}">(.*?)</title>', page.source)
         assert title is not None and unescape(title[1]) == alt
@@ -232,23 +229,30 @@ def test_every_number_arrives_in_pdf(printed: str) -> None:
 @pytest.mark.parametrize(
     "expected",
     [
-        "The lead.", "Rows of today.", "In short.", "1 Introduction", "2 Good & true", "Is it?",
-        "2.1 Method", "3 Bad", "4 Gone", "5 Limits", "A Further", "A.1 Good & true", "B Machines",
-        "C Floats", "shown bold", "see Figure 1.",
-        "See Figure 1, Figure 2, no, Section 2, Table 3, Table 4, three and nobody.",
-        "It took 1.23 ms, see Figure 1. holds in 3 of 3 on the A ", "# It is slow.", "Late",
-        "does not hold on the A · holds in 1 of 1 here",
-        "holds in 3 of 3 on the A · does not hold here",
-        "Execution stopped here: ValueError: broken a <b> &",
-        "report/sections/02_bad.ipynb failed", "ValueError: last line <x>",
-        "DeadKernelError: it died",
-        "of #$*", "<script>alert(1)</script>", "# not a heading $5", "√n ≤ 10⁻⁷", "2.2 Under",
-        "More of it", "python -m study 01_good", "outside",
+        "The lead.", "In short, see Section 1.", "1 Good & true", "Is it?", "1.1 Method", "2 Bad",
+        "2.1 Method", "A More of it", "A.1 Deep", "shown bold", "see Figure 1.",
+        "See Figure 1, Figure 2, no, Section 1, Table 3, Table 4, guide and nobody.",
+        "It took 1.23 ms, see Figure 1. ✓ A · once B", "# It is slow. ✗ A", "Late",
+        "Execution stopped here: ValueError: broken a <b> &", "not secret",
+        "report/sections/3_bad.ipynb failed", "ValueError: last line <x>",
+        "report/sections/4_gone.ipynb gave nothing to show", "DeadKernelError: it died",
+        "of #$*", "<script>alert(1)</script>", "# not a heading $5", "√n ≤ 10⁻⁷", "1.2 Under",
+        "outside",
     ],
 )  # fmt: skip
 def test_text_arrives_in_both(page: Page, printed: str, expected: str) -> None:
     assert expected in page.text
     assert squeezed(expected) in printed
+
+
+def test_a_figure_has_its_data_its_command_its_code_and_its_tabs(page: Page) -> None:
+    assert "python -m study kernels --profile full" in page.text
+    assert page.links.count("notebooks/2_good.html") == 5, "the code of each float"
+    data = [link for link in page.links if link.startswith("data:text/csv")]
+    assert len(data) == 5, "of tables, and of the figure that has some"
+    assert "ratio" in unquote(data[2]) and "two" in unquote(data[2])
+    assert page.source.count('type="radio"') == 2 and page.source.count('class="pane"') == 2
+    assert {"#curve", "#method"} <= {*page.links}
 
 
 def test_odd_characters_arrive_in_both(page: Page, printed: str) -> None:
@@ -257,25 +261,21 @@ def test_odd_characters_arrive_in_both(page: Page, printed: str) -> None:
     assert LONG in page.text and LONG in printed
 
 
-@pytest.mark.parametrize(
-    "hidden", ["secret", "A 2/2", "placeholder", "Never shown", "boom()", "Only on"]
-)
+@pytest.mark.parametrize("hidden", ["A 2/2", "Never shown", "boom()", "run()", "Words."])
 def test_what_is_left_out(page: Page, hidden: str) -> None:
     assert hidden not in page.text
 
 
-def test_links_to_notebooks_lead_to_their_sections_and_to_each_other(
-    page: Page, rendered: Path
-) -> None:
+def test_links_to_notebooks_lead_to_their_sections_and_pages(page: Page, rendered: Path) -> None:
     for link in (
-        '<a href="#01-good">Section 2</a>', '<a href="#02-bad-wide">Table 3</a>',
-        '<a href="#01-good-late">Table 4</a>', '<a href="#03-gone">three</a>',
+        '<a href="#good-true">Section 1</a>', '<a href="#narrow">Table 3</a>',
+        '<a href="#late">Table 4</a>', '<a href="notebooks/04_guide.html#its-part">guide</a>',
+        'href="notebooks/claims.html#kernels"',
     ):  # fmt: skip
         assert link in page.source
-    own = Page(rendered / "notebooks" / "01_good.html")
-    assert {"01_good.html", "02_bad.html#wide"} <= {*own.links}
-    assert "no, itself, another, late, three and nobody." in own.text
-    assert b"(notebooks/01_good.html)" in (rendered / "report.pdf").read_bytes(), (
+    own = Page(rendered / "notebooks" / "2_good.html")
+    assert {"2_good.html", "3_bad.html#narrow", "claims.html#kernels"} <= {*own.links}
+    assert b"(notebooks/04_guide.html#its-part)" in (rendered / "report.pdf").read_bytes(), (
         "the PDF leads there too"
     )
 
@@ -289,15 +289,12 @@ def test_a_link_to_a_file_goes_on_from_where_the_notebook_was_executed() -> None
 
 def test_a_notebooks_page_shows_all_cells_and_code(rendered: Path) -> None:
     names = {path.stem for path in rendered.rglob("notebooks/*.html")}
-    assert names == {"01_good", "02_bad", "report"}
-    good, bad = (
-        Page(rendered / "notebooks" / "01_good.html"),
-        Page(rendered / "notebooks" / "02_bad.html"),
-    )
-    assert "run()" in good.text and "secret" in good.text and "A 2/2" in good.text
+    assert names == {"1_first", "2_good", "3_bad", "5_end", "04_guide"}
+    good, bad = (Page(rendered / "notebooks" / f"{name}.html") for name in ("2_good", "3_bad"))
+    assert "run()" in good.text and "not secret" in good.text and "A 2/2" in good.text
     assert "A 1/2" not in good.text
-    assert "boom()" in bad.text and "later()" in bad.text and "02_bad.ipynb, failed" in bad.text
-    assert "02_bad.ipynb, as executed, tokens = 7." in bad.text
+    assert "boom()" in bad.text and "later()" in bad.text and "3_bad.ipynb, failed" in bad.text
+    assert "3_bad.ipynb, as executed, tokens = 7." in bad.text
 
 
 def test_nbconvert_renders_a_notebook_by_hand(rendered, sections, tmp_path: Path):
@@ -305,13 +302,13 @@ def test_nbconvert_renders_a_notebook_by_hand(rendered, sections, tmp_path: Path
     name = "fusedlib_html"
     if name not in nbconvert.get_export_names():
         name = "press.pages.exporters.FusedlibHTMLExporter"
-    copy = tmp_path / "01_good.ipynb"
-    shutil.copytree(sections[0].notebook.parent, tmp_path, dirs_exist_ok=True)
+    copy = tmp_path / "2_good.ipynb"
+    shutil.copytree(sections[1].notebook.parent, tmp_path, dirs_exist_ok=True)
     command = [sys.executable, "-m", "nbconvert", "--to", name, str(copy)]
     subprocess.run(command, check=True, capture_output=True)
     assert (
         copy.with_suffix(".html").read_bytes()
-        == (rendered / "notebooks" / "01_good.html").read_bytes()
+        == (rendered / "notebooks" / "2_good.html").read_bytes()
     )
 
 

@@ -171,13 +171,13 @@ def test_a_stopped_run_leaves_no_process(tmp_path, send, number, status):
 
 def test_notebooks_go_by_name_number_and_path(tmp_path):
     names = [part.name for part in run.guides()]
-    assert [part.name for part in run.select("04, kernels")] == [
-        next(name for name in names if name.startswith("04")), "kernels",
+    assert [part.name for part in run.select("04, 3_fp32")] == [
+        next(name for name in names if name.startswith("04")), "3_fp32",
     ]  # fmt: skip
     [path] = tiny_notebooks.made(tmp_path / "made", "works")
     assert run.select(str(path)) == [run.Part(path)]
-    assert [part.name for part in run.select()][-1] == run.FRAME
-    with pytest.raises(ChoiceError, match="notebook '17' is unknown; known: .*kernels"):
+    assert [*run.sections(), *run.guides()] == run.select()
+    with pytest.raises(ChoiceError, match="notebook '17' is unknown; known: .*3_fp32"):
         run.select("17")
 
 
@@ -272,10 +272,10 @@ def test_a_cell_that_arrives_after_a_refused_knob_is_not_run():
     assert replies == ["error", "aborted"]
 
 
-def test_every_notebook_and_page_declares_knobs_that_can_be_read():
+def test_every_notebook_and_section_declares_knobs_that_can_be_read():
     for part in run.select():
         part.knobs()
-        assert part.title and (part.question or not part.is_page), part.name
+        assert part.title, part.name
 
 
 # --- the report ----------------------------------------------------------------------------------
@@ -285,9 +285,9 @@ def test_report_renders_what_failed_too_and_says_where(tmp_path, monkeypatch):
     given = []
     monkeypatch.setattr(renderer, "check_ready", lambda: None)
     monkeypatch.setattr(renderer, "render", lambda parts, out: given.extend(parts) or [out / "x"])
-    fails, frame = parts(tmp_path, "fails", "works")
-    monkeypatch.setattr(run, "frame", lambda: frame)
-    monkeypatch.setattr(run, "select", lambda only="": [fails] if only else [fails, frame])
+    fails, section = parts(tmp_path, "fails", "works")
+    monkeypatch.setattr(run, "sections", lambda: [section])
+    monkeypatch.setattr(run, "select", lambda only="": [fails] if only else [fails, section])
     done = called("report", "--only", "fails")
     assert done.exit_code == 1
     assert [(part.name, part.error) for part in given] == [

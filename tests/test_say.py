@@ -14,10 +14,9 @@ import pytest
 import claims
 from claims_checks import names_in, turns
 from fusedlib.bench import machine as machines
-from press import published, run, say
-from press.headlines import counts
-from press.pages.outputs import where_it_holds
+from press import published, run, say, show
 from report_sample import outputs_of
+from study.memory import from_tables
 
 FILES = sorted(Path(claims.__file__).parent.glob("[a-z]*.py"))
 TOPICS = [file.stem for file in FILES]
@@ -60,74 +59,52 @@ def slowest(measured):
 
 
 @pytest.mark.parametrize(
-    ("ms", "options", "count", "text"),
+    ("ms", "options", "mark"),
     [
-        ([[1.0]], {}, "once", "holds in 1 of 1 recording"),
-        ([[1.0], [2.0]], {}, "✓ 2 of 2", "holds in 2 of 2 recordings"),
-        ([[9.0], [1.0]], {}, "✗ 1 of 2", "holds in 1 of 2 recordings"),
-        ([[9.0]], {}, "✗ 0 of 1", "does not hold"),
-        ([[1.0]], {"repeats": "counted"}, "✓ counted", "holds (counted)"),
-        ([[1.0], [9.0]], {"repeats": "same seeds"}, "✗ same seeds", "does not hold"),
-        ([[None]], {}, "", "no recording has all of its numbers"),
-        ([], {}, "", "no recording has all of its cases"),
+        ([[1.0]], {}, "once H200"),
+        ([[1.0], [2.0]], {}, "✓ H200"),
+        ([[9.0], [1.0]], {}, "✗ H200"),
+        ([[9.0]], {}, "✗ H200"),
+        ([[1.0]], {"repeats": "counted"}, "✓ H200"),
+        ([[1.0], [9.0]], {"repeats": "same seeds"}, "✗ H200"),
+        ([[None]], {}, ""),
+        ([], {}, ""),
     ],
 )
-def test_a_claim_holds_is_contradicted_or_was_measured_once(stated, ms, options, count, text):
+def test_a_claim_holds_is_contradicted_or_was_measured_once(stated, ms, options, mark):
     measured = rows({("H200", f"s{at}"): every for at, every in enumerate(ms)} | {("H1", "s"): [1]})
     standing = stated(measured, slowest, **options).standings[0 if ms else -1]
-    assert (standing.count, standing.text) == (count, text)
-    assert standing.status == count.partition(" ")[0]
+    assert (standing.mark, standing.status) == (mark, mark.partition(" ")[0])
 
 
-def test_a_set_that_was_put_together_says_so(stated):
-    claim = stated(rows({("H200", "assembled"): [1.0]}), slowest)
-    assert "H200: holds in 1 of 1 recording, assembled from several runs." in claim.summary()
+def test_a_mark_of_older_code_has_its_days_and_commits(stated):
+    old, new = (
+        rows({("H200", "a"): [1.0, 2.0]}).assign(began=f"2026-11-{day}T10:00:00", commit=commit)
+        for day, commit in ((23, "abcdef0123"), (29, "1234567890"))
+    )
+    assert stated(old, slowest).marks() == ["once H200, 23 Nov, abcdef0"]
+    assert stated(new, slowest).marks() == ["once H200"]
 
 
-def test_numbers_are_the_newest_set_s_of_the_first_machine_and_others_follow(stated):
+def test_numbers_are_the_newest_set_s_of_the_first_machine(stated):
     ms = {("H100", "a"): [2.0], ("H200", "a"): [4.0], ("H200", "b"): [1.0], ("H200", "c"): [3.0]}
     claim = stated(rows(ms), slowest, first="All are fast.")
     assert claim.sentence() == "The slowest takes 3.0 ms."
-    assert claim.numbers() == {"ms": "3.0 ms"}
-    assert claim.summary() == (
-        "H200: holds in 3 of 3 recordings: 3.0 ms [1.0–4.0]; "
-        "H100: holds in 1 of 1 recording: 2.0 ms. First stated as “All are fast.”."
-    )
+    assert claim.numbers() == {"ms": "3.0 ms"} and claim.numbers("H100") == {"ms": "2.0 ms"}
+    assert claim.spreads("H200") == {"ms": "3.0 ms [1.0–4.0]"}
+    assert claim.marks() == ["✓ H200", "once H100", "reworded"]
     claim = stated(rows(ms), slowest, lead="H100")
     assert claim.sentence() == "The slowest takes 2.0 ms."
     claim = stated(rows({("H200", "a"): [None], ("H100", "a"): [2.0]}), slowest)
     assert claim.sentence() == "H100: The slowest takes 2.0 ms."
-    assert claim.numbers() == {"ms": "2.0 ms (H100)"}
     claim = stated(rows({("H200", "a"): [None]}), slowest)
-    assert claim.sentence() == "The slowest takes —."
-
-
-def test_another_machine_s_numbers_stand_beside_the_sentence_s_own(stated):
-    def both(measured):
-        """It takes {least:2 ms} to {most:2 ms}."""
-        return {"least": measured["median_ms"].min(), "most": measured["median_ms"].max()}, True
-
-    ms = {("H200", "a"): [1.0, 4.0], ("H100", "a"): [3.0, 4.0], ("H100", "b"): [2.0, 4.0]}
-    assert stated(rows(ms), both).summary() == (
-        "H200: holds in 1 of 1 recording; "
-        "H100: holds in 2 of 2 recordings: 2.0 ms [2.0–3.0] instead of 1.0 ms."
-    )
-
-
-def test_what_repeats_by_nature_is_said_once_of_machines_that_say_the_same(stated):
-    ms = {("H200", "a"): [1.0], ("H100", "a"): [1.0]}
-    summary = stated(rows(ms), slowest, repeats="same seeds").summary()
-    assert summary == "H200 and H100: holds (same seeds)."
-    ms[("H100", "a")] = [2.0]
-    summary = stated(rows(ms), slowest, repeats="same seeds").summary()
-    assert summary == "H200: holds (same seeds); H100: holds (same seeds): 2.0 ms."
+    assert (claim.sentence(), claim.marks()) == ("The slowest takes —.", ["not measured"])
 
 
 def test_this_machine_answers_too(stated):
     own = machines.label(machines.key())
     claim = stated(rows({("H200", "a"): [1.0], (own, "a"): [9.0]}), slowest)
-    assert "; this machine: does not hold: 9.0 ms." in claim.summary()
-    assert [one["own"] for one in claim.standings_as_json()] == [False, True]
+    assert claim.marks() == ["once H200", "✗ this machine"]
 
 
 def test_only_sets_of_all_cases_answer_none_borrows_and_the_last_row_counts(stated):
@@ -151,14 +128,12 @@ def test_what_a_rule_raises_is_shown(stated):
 
     for rule, error in ((broken, "a: KeyError: 'missing'"), (without, "a: KeyError: 'ms'")):
         claim = stated(rows({("H200", "a"): [1.0], ("H100", "a"): [1.0]}), rule)
-        assert f"H200: error in the claim: {error}" in claim.summary()
+        assert claim.marks()[0] == f"error in the claim: {error}"
         assert (claim.standings[0].status, claim.sentence()) == ("", "It takes —.")
-        [said, *_] = claim.standings_as_json()
-        assert (said["errors"], said["measured"]) == ([error], 0)
 
 
 def test_a_claim_about_published_tables_is_about_nobody_else(stated):
-    table = published.as_cases("warmup")
+    table = from_tables(show.published("memory"))
     assert table["race"].is_unique and {*table["machine"]} == {published.MACHINE}
 
     def rule(measured):
@@ -167,7 +142,7 @@ def test_a_claim_about_published_tables_is_about_nobody_else(stated):
 
     claim = stated(rows({("H200", "a"): [1.0]}), rule, of=lambda _: table)
     assert [(one.machine, one.status) for one in claim.standings] == [("published", "✓")]
-    assert claim.summary() == "holds in the published tables."
+    assert claim.marks() == ["✓ published"]
     assert claim.sentence() == f"The tables have {len(table)} rows."
 
 
@@ -180,19 +155,25 @@ def test_a_claim_without_topic_sentence_or_known_repeats_is_refused(wrong):
         say.claim("kernels/x", of=options["of"])(lambda measured: ({}, True))
 
 
-def test_pages_read_what_say_shows(stated):
+def test_pages_read_what_say_shows_and_the_ledger_has_each_set(stated, monkeypatch):
     ms = {("H200", "a"): [1.0], ("H200", "b"): [2.0], ("H100", "a"): [9.0]}
-    stated(rows(ms), slowest, headline="Fast", first="Quick.")
+    claim = stated(rows(ms), slowest)
     [output] = outputs_of(lambda: say.say("kernels/x"))
     shown = output.metadata.fusedlib
-    assert (shown.kind, shown.study, shown.name) == ("claim", "kernels", "x")
-    assert shown.numbers == {"ms": "2.0 ms"}
-    assert counts(shown, own=False) == "H200: ✓ 2 of 2; H100: ✗ 0 of 1"
-    assert [one["machine"] for one in shown.standings[:2]] == ["nvidia-h200", "nvidia-h100"]
-    assert where_it_holds(shown) == [
-        ("holds in 2 of 2 recordings on the H200: 2.0 ms [1.0–2.0]", False),
-        ("does not hold on the H100: 9.0 ms", True), ("first stated as “Quick.”", False),
-    ]  # fmt: skip
+    assert (shown.kind, shown.name, shown.sentence) == ("claim", "kernels-x", claim.sentence())
+    assert shown.marks == ["✓ H200", "✗ H100"]
+    monkeypatch.setattr(say, "every", lambda topic: [claim])
+    lines = say.ledger("kernels")
+    assert lines["holds"].tolist() == ["✓", "✓", "✗"]
+    assert lines["numbers"].tolist() == ["1.0 ms", "2.0 ms", "9.0 ms"]
+
+
+def test_a_text_is_filled_with_the_numbers_of_claims():
+    text = "{kernels/models/liger} as fast, {kernels/models/nobody} as that"
+    with run.recorded_rows():
+        numbers = {n: say.evaluate("kernels/models").numbers(n)["liger"] for n in ("H200", "H100")}
+        assert say.filled(text) == f"{numbers['H200']} as fast, — as that"
+        assert say.filled("{kernels/models/liger}", "H100") == numbers["H100"] != numbers["H200"]
 
 
 # --- every claim ---------------------------------------------------------------------------------
@@ -225,7 +206,7 @@ def test_each_claim_has_numbers_holds_where_it_leads_and_says_where_not(every, t
             assert all(fields <= {*answer.values} for answer in standing.decided), claim.name
             if standing.status == "✗":
                 assert not (claim.headline and standing.machine == claim.standings[0].machine)
-                assert standing.held < len(standing.decided) and standing.text in claim.summary()
+                assert standing.held < len(standing.decided) and standing.mark in claim.marks()
         awaited = claim.name in AWAITED
         assert bool(claim.shown) != awaited, f"{claim.name} is measured, or no longer"
         assert awaited or "—" not in claim.sentence(), claim.sentence()
@@ -250,12 +231,3 @@ def test_some_change_of_its_rows_makes_each_claim_false(every, topic):
             assert turn is not None, f"{claim.name} cannot fail"
             found.append(turn)
         assert found or claim.name in AWAITED, claim.name
-
-
-def test_the_kernels_claims_need_the_cases_that_they_needed_before(every):
-    """As many as when each claim stood in a cell of a notebook."""
-    needed = {claim.name: len(next(claim.sets())[2]) for claim in every("kernels")}
-    assert needed == {
-        "models": 112, "fp32": 20, "clock": 16, "few-tokens": 48, "few-fp32": 8,
-        "tf32": 48, "fp32-rates": 2, "lengths": 4,
-    }  # fmt: skip

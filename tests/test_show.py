@@ -2,8 +2,6 @@
 
 import importlib
 import re
-from base64 import b64decode
-from html.parser import HTMLParser
 from io import StringIO
 from itertools import combinations
 
@@ -260,56 +258,6 @@ def test_a_picture_goes_where_those_of_plots_go() -> None:
     written = pd.read_csv(StringIO(output["metadata"]["fusedlib"]["data"]))
     assert sorted(written["median_ms"]) == sorted(TIMES.values())
     assert set(written["provider"]) == {"fused", "eager"} and plt.get_fignums() == []
-
-
-class Parts(HTMLParser):
-    """Ids and radio buttons of a page."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.ids, self.radios, self.images, self.open = [], [], [], []
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        self.ids += [given["id"]] if "id" in given else []
-        if tag == "input":
-            assert self.open[-2:] == ["fieldset", "label"]
-            self.radios.append(given)
-        elif tag == "img":
-            self.images.append(given)
-        else:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
-def test_tabs_show_each_combination_once() -> None:
-    def draw(machine, direction):
-        frame = BOTH[(BOTH["machine"] == machine) & (BOTH["direction"] == direction)]
-        return show.dots(frame, "median_ms", "model")
-
-    choices = {"machine": ["H200", "H100"], "direction": ["forward", "forward+backward"]}
-    tabs = show.tabs(draw, **choices)
-    pages = [tabs._repr_mimebundle_()[0] for _ in range(2)]
-    first, second = (Parts(page["text/html"]) for page in pages)
-    assert len(first.radios) == 4 and len(first.images) == 4
-    assert len({radio["name"] for radio in first.radios}) == 2
-    assert sum("checked" in radio for radio in first.radios) == 2
-    ids = first.ids + second.ids
-    assert len(set(ids)) == len(ids)
-    styled = re.findall(r"#([\w-]+)", re.search("<style>(.*?)</style>", pages[0]["text/html"])[1])
-    assert set(styled) == set(first.ids)
-    assert pages[0]["image/svg+xml"] == draw("H200", "forward").svg
-    assert (
-        b64decode(first.images[0]["src"].partition(",")[2]).decode() == draw("H200", "forward").svg
-    )
-    assert all(image["alt"] for image in first.images) and "<script" not in pages[0]["text/html"]
-    with pytest.raises(ValueError, match="7"):
-        show.tabs(draw, machine=list("abcdefg"))
-    with pytest.raises(ValueError):
-        show.tabs(draw)
 
 
 def test_every_column_is_well_said() -> None:

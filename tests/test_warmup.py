@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from study import first_step, warmup
-from study.warmup import after_warmup, derive, from_tables
+from study.warmup import after_warmup, derive
 
 SERIES = [32.0, 4.0, *[2.0] * 18]
 LINE = {"experiment": "steps", "direction": "forward+backward", "isolation": "fresh"}
@@ -31,19 +31,6 @@ def test_each_number_of_warm_up_steps_leaves_ten():
     assert left["mean_ms"].to_dict() == pytest.approx({0: 5.2, 1: 2.2, 2: 2.0})
     assert left["std_ms"][1] == pytest.approx(np.std([4.0, *[2.0] * 9], ddof=1))
     assert after_warmup(rows(SERIES), 11).empty, "nine steps are no ten"
-
-
-def test_a_published_deviation_tells_the_slow_step():
-    ten = [2.0] * 9 + [12.0]
-    table = {
-        "source": "001", "model": "small", "direction": ["forward", "forward+backward"] * 2,
-        "warmup_steps": pd.array([0, 0, 1, 1], "Int64"), "mean_ms": [np.mean(ten), 4.0, 2.0, 4.0],
-        "std_ms": [np.std(ten, ddof=1), 0.0, 0.0, 0.0],
-    }  # fmt: skip
-    tables = from_tables(pd.DataFrame(table))
-    assert tables["added_ms"][0] == pytest.approx(10.0 / warmup.MEASURED_STEPS)
-    assert tables["added_ms"][2:].isna().all(), "the table had a warm-up"
-    assert tables["over_late"].tolist() == pytest.approx([1.5, 1.0, 1.0, 1.0])
 
 
 def test_stages_cover_the_way_to_a_settled_step():

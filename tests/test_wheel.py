@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 import fusedlib
 from fusedlib.bench import verdict
-from slides_checks import loads
+from page_checks import loads
 from study import paths
 from tools import docs
 

@@ -468,28 +468,3 @@ def by_section(rows: pd.DataFrame) -> pd.DataFrame:
             session=[f"{session} {name}" for session in there["session"]],
         ))  # fmt: skip
     return pd.concat(pieces)
-
-
-def from_tables(published: pd.DataFrame) -> pd.DataFrame:
-    """The course report's means, as `press.show.published` has them, in the columns of the rows; a
-    precision that it does not state stands as fp32. Its tables that differ in warm-up alone are
-    the topic warmup's."""
-    kept = (published["source"] == "001") & ~published["table"].str.contains("arm.up")
-    tables = published[kept].reset_index(drop=True)
-    names = {"float32": "fp32", "bfloat16 autocast": "bf16 autocast", "not stated": "fp32"}
-    shapes = tables[["model", "context_length", "batch_size"]].itertuples(index=False)
-    compiled = tables["compile"].fillna(False).astype(bool)
-    both = tables["direction"] == "forward+backward"
-    rows = tables.assign(
-        machine="published", set="published", status="ok",
-        race=[f"published {n}" for n in range(len(tables))],
-        experiment=compiled.map({True: "model", False: "step"}),
-        provider=compiled.map({True: "inductor", False: "eager"}), attention="plain",
-        precision=tables["precision"].replace(names), device_name=tables["device"],
-        device=tables["backend"], device_type="cuda", both_median_ms=tables["mean_ms"].where(both),
-        context_length=tables["context_length"].astype(float),
-        flops=[flops(config(m, context_length=int(t), attention="plain"), int(b), int(t))
-               for m, t, b in shapes],
-    )  # fmt: skip
-    section = rows["direction"].replace("forward+backward", BOTH)
-    return derive(rows).assign(section=section, median_ms=rows["mean_ms"])

@@ -230,14 +230,6 @@ def _one_more_layer(stacks: pd.DataFrame) -> pd.Series:
                                        on=[*keys, "layers"])["layer_mib"]  # fmt: skip
 
 
-def by_part(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of each step a row a part of its peak: `part` and `part_mib`."""
-    kept = [name for name in rows if name not in _PARTS]
-    return rows.rename(columns=_PARTS).melt(
-        kept, list(_PARTS.values()), var_name="part", value_name="part_mib"
-    )
-
-
 def from_tables(published: pd.DataFrame) -> pd.DataFrame:
     """Published peaks, as `press.show.published` has them, in the columns of the rows.
 

@@ -336,19 +336,3 @@ def by_epoch(rows: pd.DataFrame) -> pd.DataFrame:
     runs = runs.assign(**{name: runs[f"epoch_{name}"] for name in EPOCH}, epoch=numbers)
     columns = [*EPOCH, "epoch"]
     return _shares(runs.explode(columns).astype(dict.fromkeys(columns, float)))
-
-
-def from_tables(log: pd.DataFrame) -> pd.DataFrame:
-    """The published log in the columns of `by_epoch`: Liger's run and that of the kernel.
-
-    Its third section repeats Liger's digit for digit and is left out. Its precision is torch's
-    default: IEEE products, TF32 convolutions.
-    """
-    runs = {"Liger": "liger", "Fused no weight-grad": "published-kernel"}
-    log = log[log["table"].isin(runs)]
-    return _shares(log.assign(
-        machine="published", set="published", profile="published", apart=False,
-        race=[f"published {n}" for n in range(len(log))], data_source="loader",
-        experiment="run", network="published", precision="fp32", provider=log["table"].map(runs),
-        test_images=log["images"], seed=0, train_s=log["train_ms"] / 1e3,
-    ))  # fmt: skip

@@ -399,12 +399,3 @@ def plan_name(plan: CheckpointPlan) -> str:
     return {
         "none": "no checkpoint", "first": first, "segments": every, "nested": f"{every}, nested",
     }[plan.kind]  # fmt: skip
-
-
-def by_cost(plans: pd.DataFrame) -> pd.DataFrame:
-    """Of each plan two rows, its peak and its time over that of no checkpoint: `what` and `cost`.
-
-    A machine on which a pass without checkpoints did not fit has no such time.
-    """
-    both = [plans.assign(what=name, cost=plans[name]) for name in ("peak_gib", "ratio")]
-    return pd.concat(both, ignore_index=True)

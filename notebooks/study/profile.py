@@ -286,17 +286,6 @@ def _members(name: str, lines: list[list[Any]]) -> set[str]:
     return {kind for _, kind, *_ in lines} - {*DRAWN} if name == OTHERS else {name}
 
 
-def with_busy_ends(profiles: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """Profiles with `busy_low` and `busy_high`, the time of their kernels over the slowest and the
-    fastest such step of these; NaN where there is none.
-    """
-    keys = ["machine", "model", "precision", "context_length"]
-    ends = steps.groupby(keys, observed=True)["step_median_ms"].agg(["max", "min"])
-    ends = ends.reindex(pd.MultiIndex.from_frame(profiles[keys])).set_axis(profiles.index)
-    kernels = profiles["kernels_ms"]
-    return profiles.assign(busy_low=kernels / ends["max"], busy_high=kernels / ends["min"])
-
-
 def _ms(lines: list[list[Any]], sections: Iterable[str], names: Iterable[str]) -> float:
     """Time of a list's lines of these sections and second columns."""
     return sum(line[-1] for line in lines if line[0] in sections and line[1] in names)

@@ -153,23 +153,6 @@ def after_warmup(rows: pd.DataFrame, *dropped: int) -> pd.DataFrame:
     return pd.concat(parts)
 
 
-def from_tables(tables: pd.DataFrame) -> pd.DataFrame:
-    """Published means and standard deviations of ten steps with the columns of measured rows.
-
-    If nine steps of ten take r and one takes r + e, their mean is r + e/10 and their standard
-    deviation e/√10. So `added_ms`, e/10, is the deviation over √10; only where there was no
-    warm-up. A late step is that of the source's main table or of its longest warm-up.
-    """
-    ordered = tables.sort_values("warmup_steps", na_position="last", kind="stable")
-    settled = ordered.groupby(["source", "direction", "model"])["mean_ms"].transform("last")
-    return tables.assign(
-        added_ms=(tables["std_ms"] / MEASURED_STEPS**0.5).where(
-            tables["warmup_steps"].fillna(-1) == 0
-        ),
-        over_late=tables["mean_ms"] / settled, origin="published", experiment="steps",
-    )  # fmt: skip
-
-
 def _late(samples: list[float]) -> float:
     """Median of a process's last ten steps."""
     return float(np.median(samples[-MEASURED_STEPS:]))

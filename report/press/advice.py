@@ -9,6 +9,7 @@ import pandas as pd
 
 from press.columns import ordered_values, read, recorded_machines
 from press.formats import MISSING, formatted
+from press.origin import older
 from study import paths
 from study.rows import load, ratio
 
@@ -16,8 +17,6 @@ Task = Literal["training", "inference", "long context", "memory"]
 UNRIVALLED = ("products", "copy", "float64")
 """Providers that compute a part of the work: no advice, however fast."""
 WHO = ("this setting", "best other", "compiled too")
-NEWEST = "2026-11-28"
-"""From when on the recorded code of fusedlib is the release's."""
 
 
 class Setting(NamedTuple):
@@ -29,7 +28,7 @@ class Setting(NamedTuple):
         over_whom: what is one, in words.
         topic, where: the rows of all who are compared, as `query` takes it.
         of, over: values of the column `by`, of the setting and of what is one.
-        shown: a notebook, or a topic's page, and words of the heading where it is shown.
+        shown: a notebook, and words of the heading where it is shown.
         sizes: columns that say at which sizes.
         value: what is compared, smaller being better, but for "largest", how many fit.
         by: "provider", whose rows were timed in turns, or a column whose rows were not.
@@ -74,7 +73,7 @@ SETTINGS = (
         "training", "bf16", "a Llama, and AdamW", "`apply_to(model)`",
         "Hugging Face's step; without torch.compile",
         "llama", f"{LLAMA} == 'whole'", "fused", "huggingface",
-        ("llama", "One line"), STEP,
+        ("08_model", "or nothing"), STEP,
     ),
     Setting(
         "training", "bf16", "a Llama, few tokens", "`apply_to(model)`, and time it",
@@ -157,7 +156,7 @@ SETTINGS = (
         "inference", "bf16", "a SwiGLU MLP, forward alone", PACKED,
         "PyTorch's MLP; QuACK without its search", "kernels",
         f"{MLP} == 'models' and launch == 'python' and direction == 'forward'",
-        "fused", "eager", ("kernels", "What could fusion give?"), SHAPE,
+        "fused", "eager", ("01_kernel", "Beside the library"), SHAPE,
     ),
     Setting(
         "long context", "bf16", "attention of your own lines",
@@ -310,7 +309,7 @@ def _absolute(rows: pd.DataFrame, one: Setting) -> str:
 def _old(rows: pd.DataFrame, one: Setting) -> bool:
     """Whether these are fusedlib's, and of older code than the release's."""
     ours = one.by == "provider" and rows["provider"].astype(str).str.startswith("fused").any()
-    return bool(ours and rows["began"].astype(str).min() < NEWEST)
+    return bool(ours and older(rows))
 
 
 def _at(rows: pd.DataFrame, sizes: tuple[str, ...]) -> str:
@@ -332,6 +331,22 @@ def chosen(card: str = "both", dtype: str = "any", task: str = "all") -> pd.Data
                                ("task", task, "all")):  # fmt: skip
         rows = rows[rows[name] == value] if value != every else rows
     return rows
+
+
+def lines(rows: pd.DataFrame) -> pd.DataFrame:
+    """The lines of `factors` in words: task, situation, what to type, each card, beside whom."""
+    said = []
+    for (task, have), line in rows.groupby(["task", "have"], sort=False):
+        one = line[line["who"] == WHO[0]]
+        first = one.iloc[0]
+        ends = {
+            card: _short(own.iloc[0], one["cases"].max()) for card, own in one.groupby("machine")
+        }
+        over = f"{first['over_whom']}; {first['dtype']}, {first['at']}"
+        typed = first["write"].replace("`", "")
+        cards = {card: ends[card] for card in ordered_values("machine", ends)}
+        said.append({"task": task, "you have": have, "type": typed, **cards, "beside": over})
+    return pd.DataFrame(said)
 
 
 def table(rows: pd.DataFrame) -> Any:
@@ -356,6 +371,14 @@ def table(rows: pd.DataFrame) -> Any:
     return Markdown("\n\n".join(said))
 
 
+def _short(line: pd.Series, most: int) -> str:
+    """What a setting gives on a card; a star says that the code is older."""
+    if pd.isna(line["factor"]):
+        return MISSING
+    few = f", {line['cases']} of {most}" if line["cases"] < most else ""
+    return formatted((line["low"], line["high"]), "3×") + "*" * bool(line["old"]) + few
+
+
 def _cell(line: pd.DataFrame, most: int) -> str:
     """What a setting gives on a card, then the others."""
     said = []
@@ -370,14 +393,11 @@ def _cell(line: pd.DataFrame, most: int) -> str:
 
 
 def _link(name: str, words: str) -> str:
-    """A link to the heading with these words in a notebook or a topic's page."""
-    guide = name[:1].isdigit()
-    folder = paths.NOTEBOOKS if guide else paths.REPORT / "sections"
-    cells = json.loads((folder / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    """A link to the heading with these words in a notebook."""
+    cells = json.loads((paths.NOTEBOOKS / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
     lines = (line for cell in cells if cell["cell_type"] == "markdown" for line in cell["source"])
     heads = [line.strip("# \n") for line in lines if line.startswith("## ")]
     head = next((head for head in heads if words in head), "")
     at = f"#{quote(head.replace(' ', '-'))}" if head else ""
-    path = f"{name}.ipynb" if guide else f"../report/sections/{name}.ipynb"
-    number = f", {head.partition('.')[0]}" if guide and head[:1].isdigit() else ""
-    return f"[{f'{name[:2]}{number}' if guide else f'page {name}'}]({path}{at})"
+    number = f", {head.partition('.')[0]}" if head[:1].isdigit() else ""
+    return f"[{name[:2]}{number}]({name}.ipynb{at})"

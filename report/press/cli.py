@@ -125,17 +125,16 @@ def run_(only: Only = "", settings: Settings = None, fresh: Fresh = False) -> No
     """Run the notebooks; those of which nothing changed are kept."""
     from press import run
 
-    parts = [part for part in run.select(only) if only or part.name != run.FRAME]
-    raise typer.Exit(_run(parts, settings, fresh))
+    raise typer.Exit(_run(run.select(only), settings, fresh))
 
 
 @app.command()
 def report(only: Only = "", settings: Settings = None, fresh: Fresh = False) -> None:
-    """Run the notebooks, then render the report."""
+    """Run the notebooks and the paper's sections, then render the report."""
     from press import render, run
 
     render.check_ready()
-    failed = _run(list(dict.fromkeys([*run.select(only), run.frame()])), settings, fresh)
+    failed = _run(list(dict.fromkeys([*run.select(only), *run.sections()])), settings, fresh)
     render_()
     raise typer.Exit(failed)
 
@@ -193,8 +192,8 @@ def render_() -> None:
     from press import render, run
 
     began = time.monotonic()
-    if not run.frame().copy.exists():
-        raise SentenceError("the report's frame has not been executed yet; run `make report`")
+    if not any(part.copy.exists() for part in run.sections()):
+        raise SentenceError("no section of the paper has been executed yet; run `make report`")
     written = render.render(render.sections(), paths.build_dir())
     print(f"rendered in {time.monotonic() - began:.1f} s")
     _print_links(written)
@@ -203,66 +202,49 @@ def render_() -> None:
 
 @app.command()
 def figures() -> None:
-    """Draw the paper's figures, with their data, into `figures/` from the recorded rows, and write
-    the linked numbers in the pages' Markdown anew.
-    """
-    from press import render, run, words
+    """Draw the paper's figures, with their data, into `figures/` from the recorded rows."""
+    from press import render, run
 
     with _executed_on_recordings():
         files = render.figures(run.copies())
         written = [write_whole(render.FIGURES / name, text) for name, text in files.items()]
         for gone in {*render.FIGURES.iterdir()} - {*written}:
             gone.unlink()
-        for path, text in words.rewritten_all().items():
-            written.append(write_whole(path, text))
     print("\n".join(str(path.relative_to(paths.ROOT)) for path in written))
-
-
-@app.command("slides")
-def slides_() -> None:
-    """Make the slides, `slides.html` and `slides.pdf`, from the recorded rows."""
-    from press import render
-
-    build = paths.build_dir()
-    render.check_ready()
-    with _executed_on_recordings():
-        written = render.slides(build)
-    _print_links(written)
 
 
 @app.command("readme")
 def readme_(
-    write: Annotated[bool, typer.Option("--write", help="put the block into README.md")] = False,
+    write: Annotated[bool, typer.Option("--write", help="put the blocks into README.md")] = False,
 ) -> None:
-    """Print the README's block of claims, from the recorded rows."""
-    from press import headlines
+    """Print the README with its blocks of numbers from the recorded rows."""
+    from press import readme, run
 
-    with _executed_on_recordings(headlines.REGIMES[0]):
-        block = headlines.readme_block(headlines.stated(), headlines.table_of(*headlines.REGIMES))
     path = paths.ROOT / "README.md"
+    with run.recorded_rows():
+        text = readme.updated(path.read_text(encoding="utf-8"))
     if write:
-        write_whole(path, headlines.updated_readme(path.read_text(encoding="utf-8"), block))
+        write_whole(path, text)
     else:
-        print(block)
+        print(text)
 
 
 @contextlib.contextmanager
-def _executed_on_recordings(only: str = "") -> Iterator[None]:
-    """Pages and frame as they execute on the repository's rows alone, in a folder of their own.
+def _executed_on_recordings() -> Iterator[None]:
+    """The sections as they execute on the repository's rows alone, in a folder of their own.
 
     Raises:
         ReportError: one of them fails.
     """
     from press import run
 
-    parts = [part for part in run.select(only) if part.only_shows]
     with (
         tempfile.TemporaryDirectory(prefix="fusedlib-executed-") as folder,
         run.recorded_rows(),
         run.environment({"FUSEDLIB_BUILD": folder}),
     ):
-        if run.run(parts, {}):
-            raise ReportError("a page cannot be shown from the recorded rows; see above")
+        if run.run(run.sections(), {}):
+            raise ReportError("a section cannot be shown from the recorded rows; see above")
         yield
 
 

@@ -35,24 +35,17 @@ def prose(text: str) -> None:
     emit({"text/markdown": text, "text/plain": text}, {"kind": "prose"})
 
 
-def claim(
-    summary: str, *, name: str, sentence: str, headline: str, study: str,
-    numbers: Mapping[str, str], standings: Sequence[dict[str, Any]], first: str = "",
-) -> None:  # fmt: skip
-    """Show a claim and how it stands on each machine; `press.say` calls this."""
+def claim(sentence: str, marks: Sequence[str], name: str) -> None:
+    """Show a claim and a mark a machine; `press.say` calls this."""
     _check("claim", name=name, sentence=sentence)
-    text = f"**{headline or 'Claim'}.** {sentence}\n\n*{summary}*"
-    meaning = {
-        "kind": "claim", "name": name, "sentence": sentence, "headline": headline, "study": study,
-        "numbers": dict(numbers), "standings": list(standings), "first": first,
-    }  # fmt: skip
-    emit({"text/markdown": text, "text/plain": f"{sentence} {summary}"}, meaning)
+    text = f"{sentence} *({'; '.join(marks)})*"
+    meaning = {"kind": "claim", "name": name, "sentence": sentence, "marks": list(marks)}
+    emit({"text/markdown": text, "text/plain": text.replace("*", "")}, meaning)
 
 
 def table(
     frame: "pd.DataFrame | Styler", caption: str, name: str, note: str | None = None,
-    formats: Mapping[str, str] | None = None, empty: str = "not measured yet",
-    machines: Sequence[str] = (),
+    formats: Mapping[str, str] | None = None, empty: str = "not measured yet", topic: str = "",
 ) -> None:  # fmt: skip
     """Show a table.
 
@@ -67,55 +60,81 @@ def table(
         name: anchor in the report, of lower-case letters, digits and dashes; unique in a notebook.
         note: Markdown below the table.
         empty: what is said in place of a frame without rows.
-        machines: whose rows it shows, where it tells machines apart by itself.
+        topic: whose rows they are, for the command that measures them again.
     """
     _check("table", name=name, caption=caption)
     if isinstance(frame, Styler):
         frame, formats = frame.data, formats or frame.data.attrs.get("formats")
+    note = " ".join(filter(None, [note, _older(frame.attrs.get("of", ""))])) or None
     frame = pd.DataFrame({empty: []}) if frame.empty else frame
-    meaning: dict[str, Any] = {"caption": caption, "note": note, "name": name}
-    meaning |= {"machines": list(machines)} if machines else {}
+    meaning: dict[str, Any] = {"caption": caption, "note": note, "name": name, "topic": topic}
     emit(table_data(table_json(frame, formats) | meaning), {"kind": "table", **meaning})
 
 
 def figure(
-    fig: "Figure | Picture", caption: str, alt: str | None = None, name: str = "",
-    machines: Sequence[str] = (),
+    fig: "Figure | Picture | Mapping[str, Picture]", caption: str, alt: str | None = None,
+    name: str = "", topic: str = "",
 ) -> None:  # fmt: skip
     """Show a figure as SVG and close it.
 
     Args:
-        fig: from `press.plots`, whose data and alternative text come with it; or a
+        fig: from `press.show`, whose data, alternative text and dates come with it; several by
+            name, of which a reader of the page chooses one and the PDF has the first; or a
             matplotlib figure from `style.new`.
         caption: Markdown; says what is drawn, of which machine, what bands and bars mean.
         alt: what a reader who cannot see it should know, in plain text; of a `Picture` its own.
         name: anchor in the report and its file in `figures`, of lower-case letters, digits and
             dashes; no other notebook has it.
-        machines: whose rows it shows, where it tells machines apart by itself.
+        topic: whose rows it shows, for the command that measures them again.
     """
-    data = None
-    if isinstance(fig, Picture):
-        data, alt, fig = fig.data.to_csv(index=False), alt or fig.alt, fig.figure
-    if not isinstance(fig, Figure):
-        raise ValueError(f"a figure must be a matplotlib Figure, got {type(fig).__name__}")
+    tabs = fig if isinstance(fig, Mapping) else {"": fig}
+    data, pictures = None, {n: one for n, one in tabs.items() if isinstance(one, Picture)}
+    if pictures:
+        frames = [one.data.assign(tab=tab) if tab else one.data for tab, one in pictures.items()]
+        data = pd.concat(frames).to_csv(index=False)
+        alt = alt or next(iter(pictures.values())).alt
+        of = "; ".join(dict.fromkeys(one.of for one in pictures.values() if one.of))
+        caption = " ".join(filter(None, [caption, _older(of)]))
+    drawn = {}
+    for tab, one in tabs.items():
+        one = one.figure if isinstance(one, Picture) else one
+        if not isinstance(one, Figure):
+            raise ValueError(f"a figure must be a matplotlib Figure, got {type(one).__name__}")
+        style.say_empty(one)
+        drawn[tab] = style.svg(one)
+        if pyplot := sys.modules.get("matplotlib.pyplot"):
+            pyplot.close(one)
     _check("figure", name=name, caption=caption, alt=alt or "")
-    style.say_empty(fig)
-    drawn = style.svg(fig)
-    if pyplot := sys.modules.get("matplotlib.pyplot"):
-        pyplot.close(fig)
-    meaning = {"kind": "figure", "caption": caption, "alt": alt, "name": name, "data": data}
-    meaning |= {"machines": list(machines)} if machines else {}
+    meaning = {"kind": "figure", "caption": caption, "alt": alt, "name": name, "data": data,
+               "topic": topic}  # fmt: skip
+    if len(drawn) > 1:
+        alts = (getattr(one, "alt", alt) for one in tabs.values())
+        meaning["tabs"] = [
+            {"name": tab, "svg": svg, "alt": of}
+            for (tab, svg), of in zip(drawn.items(), alts, strict=True)
+        ]
     emit(figure_data(drawn, meaning), meaning)
 
 
-def figure_data(drawn: str, meaning: Mapping[str, Any]) -> dict[str, Any]:
+def _older(of: str) -> str:
+    """What is said of rows that are older than the release's code."""
+    return f"*Older rows: {of}.*" if of else ""
+
+
+def figure_data(drawn: Mapping[str, str], meaning: Mapping[str, Any]) -> dict[str, Any]:
     """The mime types of a figure, HTML with its caption for JupyterLab among them."""
+    first, *others = drawn
+    shown = f"<div style='background: white'>{drawn[first]}</div>"
+    for name in others:
+        shown += (
+            f"<details><summary>{html.escape(name)}</summary>"
+            f"<div style='background: white'>{drawn[name]}</div></details>"
+        )
     page = (
-        f"<figure id='{meaning['name']}' style='margin: 0'>"
-        f"<div style='background: white'>{drawn}</div>"
+        f"<figure id='{meaning['name']}' style='margin: 0'>{shown}"
         f"<figcaption>{_inline(meaning['caption'])}</figcaption></figure>"
     )
-    return {"image/svg+xml": drawn, "text/html": page, "text/plain": meaning["alt"]}
+    return {"image/svg+xml": drawn[first], "text/html": page, "text/plain": meaning["alt"]}
 
 
 def table_json(frame: pd.DataFrame, formats: Mapping[str, str] | None = None) -> dict[str, Any]:

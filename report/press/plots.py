@@ -18,7 +18,6 @@ from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from fusedlib.bench import machine as machines
 from press import style
 from press.columns import column
 from press.formats import formatted, tick, unit
@@ -40,6 +39,8 @@ class Picture:
     figure: Figure
     data: pd.DataFrame
     alt: str
+    of: str = ""
+    """Days and commits of its rows by machine, where some are older than the release."""
 
     @cached_property  # a figure's layout moves a little when it is drawn again
     def svg(self) -> str:
@@ -74,7 +75,7 @@ class Chart:
     Args:
         rows: a row a mark: its `value`; its `place`, a category or under a line a number; its name
             in `by`; where there are several its `panel` and `machine`; and the ends of a line over
-            a dot or a stacked bar, `low` and `high`. Texts are categories in their order.
+            a stacked bar, `low` and `high`. Texts are categories in their order.
         label: what the numbers are; `spec` is their format, whose unit the axis has, too.
         place: the column that the places are of.
         log: whether the axis is logarithmic.
@@ -198,13 +199,13 @@ def _places(ax: Axes, grid: list, log: bool) -> None:
             ax.tick_params(axis="x", labelsize=8, labelrotation=30)
 
 
-def dots(chart: Chart, height: float | None = None) -> Picture:
+def dots(chart: Chart) -> Picture:
     """A row a category in `place`, a marker a name: near one a bar from zero would show nothing."""
     marks = chart.marks
     order = [*marks["place"].cat.categories][::-1]
     names = list(dict.fromkeys(marks["by"]))
     first = {name: marks["card"][marks["by"] == name].min() for name in names}
-    fig, panels = chart.panels(height or 0.9 + 0.33 * len(order))
+    fig, panels = chart.panels(0.9 + 0.33 * len(order))
     for ax, _ in panels[1:]:
         ax.sharex(panels[0][0])
     for ax, part in panels:
@@ -219,37 +220,16 @@ def dots(chart: Chart, height: float | None = None) -> Picture:
             ]
             drawn: dict[str, Any] = {
                 "marker": style.marker(str(name)), "linestyle": "", "markersize": 4.5,
-                "color": style.colour(str(name)), "markeredgewidth": 0, "elinewidth": 1.1,
-                "capsize": 2, "label": "" if card > first[name] else str(name),
+                "color": style.colour(str(name)), "markeredgewidth": 0,
+                "label": "" if card > first[name] else str(name),
             } | look(card)  # fmt: skip
             drawn.pop("linewidth", None)
-            if "low" in own:
-                ends = np.stack([own["value"] - own["low"], own["high"] - own["value"]])
-                drawn["xerr"] = np.clip(ends.astype(float), 0, None)
-            ax.errorbar(own["value"].to_numpy(float), heights, **drawn)
+            ax.plot(own["value"].to_numpy(float), heights, **drawn)
         ax.set_ylim(-0.6, len(order) - 0.4)
         for at in range(0, len(order), 2):  # bands: whose row a mark is in
             ax.axhspan(at - 0.5, at + 0.5, color=style.MUTED, alpha=0.09, linewidth=0)
         chart.categories(ax, order)
     return chart.picture("Points", fig)
-
-
-def points(
-    frame: pd.DataFrame, x: str, y: str, by: str, *, low: str, high: str, reference: float,
-    spec: str, logx: bool, xlabel: str, card: str, height: float,
-) -> Picture:  # fmt: skip
-    """Dots with lines from `low` to `high`, an open mark for the second in `card`."""
-    data = frame[[x, y, by, low, high, card]].dropna(subset=[x, y]).reset_index(drop=True)
-    rows = data.set_axis(["value", "place", "by", "low", "high", "machine"], axis=1)
-    rows["place"] = pd.Categorical(rows["place"], rows["place"].unique())
-    rows["machine"] = rows["machine"].cat.remove_unused_categories()
-    chart = Chart(rows, xlabel, spec, y, logx, reference)
-    picture = dots(chart, height)
-    for other in rows["machine"][chart.marks["card"] == 1].unique():
-        open_mark = {"marker": "o", "linestyle": "", "color": style.MUTED} | look(1)
-        picture.figure.axes[0].plot([], [], **open_mark, label=f"open: {machines.label(other)}")
-    style.legend(picture.figure)
-    return Picture(picture.figure, data, picture.alt)
 
 
 def bars(chart: Chart) -> Picture:

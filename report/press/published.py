@@ -1,15 +1,19 @@
 """The published figures that stand beside ours: data of the repository, never typed into prose.
 
 Tables are `report/published/*.csv`, tidy, a row a figure or pair of figures, units in the column
-names, each row naming its source; `sources.toml` beside them says what the sources are.
+names, each row naming its source; `sources.toml` beside them says what the sources are. `beside`
+sets one beside what was measured, with a reason for what was not.
 """
 
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import pandas as pd
 
+from press.columns import ordered_values
+from press.formats import formatted
 from study import paths
 
 MACHINE = "published"
@@ -58,11 +62,66 @@ def load(table: str) -> pd.DataFrame:
     return frame
 
 
-def as_cases(table: str) -> pd.DataFrame:
-    """A published table in the form of rows, each a race of its own, for a claim about it."""
-    frame = load(table)
-    frame = frame.astype({"source": object}).assign(
-        machine=MACHINE, set=MACHINE, race=[f"{MACHINE} {n}" for n in range(len(frame))],
-        profile=MACHINE, status="ok",
-    )  # fmt: skip
-    return frame if "provider" in frame else frame.assign(provider="")
+def stated(table: str) -> pd.DataFrame:
+    """A published table whose figures are texts, with every digit that stands in the source."""
+    name = "end_to_end" if table == WARMUP else table
+    frame, figures = load(table), load(table).select_dtypes("float").columns
+    texts = pd.read_csv(paths.PUBLISHED / f"{name}.csv", dtype=str)
+    if table == WARMUP:
+        at = load(name).reset_index().merge(frame)["index"]
+        texts = texts.loc[at].reset_index(drop=True)
+    return frame.assign(**{figure: texts[figure] for figure in figures})
+
+
+def beside(
+    published: pd.DataFrame, ours: pd.DataFrame, on: list[str], heads: str, figure: str,
+    spec: str = "3", why: Mapping[str, str] | None = None,
+) -> pd.DataFrame:  # fmt: skip
+    """A published table with what was measured, and for what was not the reason.
+
+    Args:
+        published: a row a figure, the columns `on` and `heads`, and `figure` as it was printed.
+        ours: the same of several in `machine`, `figure` as a number; several rows are a median.
+        on: columns of which each combination is a line.
+        heads: a column whose values are groups of columns.
+        spec: of our figures; see `press.formats`.
+        why: reasons by a condition, as `query` takes it, on the lines of `published`.
+
+    Raises:
+        ValueError: a figure is missing and has no reason, or a reason is for nothing.
+    """
+    keys = [*on, heads]
+    figures = published.set_index(keys)[figure]
+    if figures.index.has_duplicates:
+        raise ValueError(f"several published figures have one place: tell them apart in {keys}")
+    columns: dict[tuple[str, str], pd.Series] = {}
+    measured = (
+        ours.dropna(subset=[figure]).groupby(["machine", *keys], observed=True)[figure].median()
+    )
+    cards = ordered_values("machine", ours["machine"])
+    texts = {
+        card: measured.xs(card).map(lambda one: formatted(one, spec)).reindex(figures.index)
+        for card in cards if card in measured.index.get_level_values(0)
+    }  # fmt: skip
+    lines = figures.index.droplevel(heads).drop_duplicates()
+    for head in published[heads].drop_duplicates():
+        for name, values in {"published": figures, **texts}.items():
+            own = values[values.index.get_level_values(heads) == head].droplevel(heads)
+            columns[str(head), name] = own.reindex(lines)
+    missing = figures.index[pd.DataFrame(texts, figures.index).isna().all(axis=1)]
+    reasons = pd.Series("", lines, dtype=object)
+    left = published.set_index(keys, drop=False).loc[missing]
+    for condition, reason in (why or {}).items():
+        explained = left.query(condition)
+        if explained.empty:
+            raise ValueError(f"nothing is missing where {condition!r}: {reason}")
+        reasons[lines.isin(explained.index.droplevel(heads))] = reason
+        left = left.drop(explained.index)
+    if len(left):
+        place = ", ".join(map(str, left.index[0]))
+        raise ValueError(f"ours is missing, without a reason, at {place}; add one to `why`")
+    table = pd.DataFrame(columns)
+    if reasons.any():
+        table["", "why ours is missing"] = reasons
+    table.index.names = on
+    return table

@@ -1,4 +1,4 @@
-"""Executed notebooks to what is read: the report in HTML and PDF, pages, slides, and figures."""
+"""Executed notebooks to what is read: the report in HTML and PDF, pages, and figures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,9 +8,8 @@ import nbformat
 from press import run
 from press.pages import ReportError
 from press.pages.exporters import FusedlibHTMLExporter, FusedlibPDFExporter
-from press.pages.outputs import APPENDIX, PAPER, shown
+from press.pages.outputs import shown
 from press.pages.paper import Section, combined
-from press.pages.slides import FusedlibSlidesExporter, FusedlibSlidesPDFExporter
 from press.style import GROUND, INK, PAPER_INK
 from study import paths
 from study.files import write_whole
@@ -18,12 +17,16 @@ from study.files import write_whole
 FIGURES = paths.ROOT / "figures"
 
 
+LEDGER = "claims"
+"""Name of the ledger's notebook, a page beside the paper."""
+
+
 def sections() -> list[Section]:
-    """The parts of the report, as far as they have been executed."""
+    """The sections of the paper, and the notebooks that have a page beside it."""
     return [
         Section(
             part.name, part.title, part.copy if part.copy.exists() else None,
-            run.error_of(part.copy), part.question, guide=not part.only_shows,
+            run.error_of(part.copy), guide=not part.only_shows or part.name == LEDGER,
         )
         for part in run.select()
     ]  # fmt: skip
@@ -68,23 +71,15 @@ def render(sections: Sequence[Section], out_dir: Path) -> list[Path]:
     return written
 
 
-def slides(out_dir: Path) -> list[Path]:
-    """Write `slides.html` and `slides.pdf` of the executed notebooks."""
-    paper = combined(sections())
-    page, _ = FusedlibSlidesExporter().from_notebook_node(paper)
-    pdf, _ = FusedlibSlidesPDFExporter().from_notebook_node(paper)
-    return [write_whole(out_dir / "slides.html", page), write_whole(out_dir / "slides.pdf", pdf)]
-
-
 def figures(folder: Path) -> dict[str, str]:
-    """Files of the figures, SVG and the data behind it as CSV, of the paper and its appendix.
+    """Files of the figures, SVG and the data behind it as CSV.
 
     Args:
         folder: of executed copies.
     """
     files: dict[str, str] = {}
     for path in sorted(folder.glob("*.ipynb")):
-        for output, meaning in (*shown(path, PAPER), *shown(path, APPENDIX)):
+        for output, meaning in shown(path):
             if meaning.get("kind") != "figure":
                 continue
             name = meaning["name"]

@@ -1,8 +1,8 @@
 """Runs notebooks by papermill, into copies under `report/build/notebooks`.
 
 A copy is kept where nothing that it was made from is newer, as Make would: the notebook, the code,
-the recorded rows. Pages of topics show rows alone, and run several at once; notebooks measure, and
-run one after the other.
+the recorded rows. Sections of the paper show rows alone, and run several at once; notebooks
+measure, and run one after the other.
 """
 
 import contextlib
@@ -33,7 +33,6 @@ from study.errors import SentenceError
 from study.files import write_whole
 from study.rows import REPLAY, folders
 
-FRAME = "report"
 SECTIONS = paths.REPORT / "sections"
 MADE_FROM = "fusedlib", "notebooks", "report/press", "report/claims", "report/published"
 NOBODY = "nobody"
@@ -50,34 +49,24 @@ class ChoiceError(SentenceError):
 
 @dataclass(frozen=True)
 class Part:
-    """A notebook: one of the ten, a topic's page, or the frame of the paper."""
+    """A notebook: one of the ten, or a section of the paper."""
 
     notebook: Path
 
     @property
     def name(self) -> str:
-        """Of its file, such as "04_memory", of a page its topic."""
+        """Of its file, such as "04_memory"."""
         return self.notebook.stem
 
     @property
-    def is_page(self) -> bool:
-        """Whether it shows a topic's rows and does nothing else."""
-        return self.notebook.parent == SECTIONS
-
-    @property
     def only_shows(self) -> bool:
-        """Whether it measures nothing."""
-        return self.is_page or self.name == FRAME
+        """Whether it shows recorded rows and measures nothing: a section, or the claims' ledger."""
+        return self.notebook.parent == SECTIONS
 
     @property
     def title(self) -> str:
         """Its first heading, up to a colon."""
         return self._first.partition("\n")[0].removeprefix("# ").partition(":")[0]
-
-    @property
-    def question(self) -> str:
-        """What stands below the first heading."""
-        return " ".join(self._first.partition("\n")[2].split())
 
     @property
     def _first(self) -> str:
@@ -104,24 +93,18 @@ def guides() -> list[Part]:
     return [Part(path) for path in sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))]
 
 
-def frame() -> Part:
-    """The paper's frame, whose cell tagged `studies` lists the pages."""
-    return Part(paths.REPORT / f"{FRAME}.ipynb")
-
-
-def pages() -> list[Part]:
-    """The topics' pages, in the order in which the frame lists them."""
-    [listed] = [c for c in _read(frame().notebook).cells if "studies" in c.metadata.get("tags", [])]
-    return [Part(SECTIONS / f"{name}.ipynb") for name in listed.source.split()]
+def sections() -> list[Part]:
+    """The sections of the paper, in the order of their numbers, and its ledger of claims."""
+    return [Part(path) for path in sorted(SECTIONS.glob("*.ipynb"))]
 
 
 def select(only: str = "") -> list[Part]:
-    """These notebooks and pages, named in full, by number or by a path; all where none is named.
+    """These notebooks and sections, named in full, by number or by a path; all where none is named.
 
     Raises:
         ChoiceError: an unknown one, with those that are known.
     """
-    every = [*pages(), *guides(), frame()]
+    every = [*sections(), *guides()]
     chosen: list[Part] = []
     for name in only.replace(",", " ").split():
         if name.endswith(".ipynb") and Path(name).is_file():
@@ -168,7 +151,7 @@ def run(
 
     Args:
         values: of knobs, by notebook.
-        at_once: how many pages run side by side.
+        at_once: how many sections run side by side.
 
     Returns:
         Whether one failed; its copy has what it showed before, and the error.

@@ -1,10 +1,10 @@
 """Claims: sentences that an author wrote, with computed numbers and a condition that must hold.
 
-    @claim("kernels/few-fp32", of=lambda rows: rows.query("group == 'sweep' and tokens == 64"))
-    def few_fp32(rows):
-        \"\"\"In fp32 fusedlib is {speed:3×} as fast as PyTorch.\"\"\"
-        speed = ratio(rows, over="eager").groupby("hidden_size").ratio.median()
-        return {"speed": (speed.min(), speed.max())}, speed.between(1 / 1.2, 1.2).all()
+    @claim("kernels/models", of=lambda rows: rows.query("group == 'models'"))
+    def models(rows):
+        \"\"\"In bf16 fusedlib is {speed:3×} as fast as Liger.\"\"\"
+        speed = ratio(rows, over="liger").groupby("shape").ratio.median()
+        return {"speed": (speed.min(), speed.max())}, speed.between(1, 1.12).all()
 
 They stand in `report/claims/<topic>.py`. A machine's set of recordings answers if it has a row of
 each case that the claim selects and the profile `full` measures; nothing is borrowed from another.
@@ -16,6 +16,7 @@ import inspect
 import math
 import os
 import pkgutil
+import re
 import string
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -27,8 +28,9 @@ import pandas as pd
 from fusedlib.bench import machine as machines
 from press import display
 from press.formats import MISSING, is_missing, spread
+from press.origin import older, origin
 from press.published import MACHINE
-from study.rows import ASSEMBLED, REPLAY, folders, key, load
+from study.rows import REPLAY, folders, key, load
 
 Rows: TypeAlias = pd.DataFrame
 Rule = Callable[[Rows], tuple[dict[str, Any], Any]]
@@ -42,12 +44,15 @@ ORDER = ("H200", "H100")
 @dataclass(frozen=True)
 class Answer:
     """What one set says. `holds` is None where a number is missing, so that nobody can tell, or
-    where the rule raised `error`, which is a mistake of its author."""
+    where the rule raised `error`, which is a mistake of its author. `origin` and `older`: days and
+    commits of its rows, and whether code has changed since."""
 
     set: str
     values: dict[str, Any]
     holds: bool | None
     error: str = ""
+    origin: str = ""
+    older: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,33 +81,20 @@ class Standing:
         return "" if not self.decided else "✗" if self.held < len(self.decided) else alone
 
     @property
-    def count(self) -> str:
-        """The status and on how many sets it rests, such as "✓ 2 of 2"."""
-        many = f"{self.held} of {len(self.decided)}" if self.repeats == MEASURED else self.repeats
-        return f"{self.status} {many}" if self.status in ("✓", "✗") else self.status
-
-    @property
     def errors(self) -> list[str]:
         """What the rule raised, a line a set."""
         return [f"{answer.set}: {answer.error}" for answer in self.answers if answer.error]
 
     @property
-    def text(self) -> str:
-        """How it stands in words."""
+    def mark(self) -> str:
+        """The status beside the machine, with days and commits where the newest rows are older."""
         if self.errors:
-            return f"error in the claim: {'; '.join(self.errors)}"
+            return f"error in the claim: {self.errors[0]}"
         if not self.decided:
-            lacking = "numbers" if self.answers else "cases"
-            return f"no recording has all of its {lacking}"
-        verb = "holds" if self.held else "does not hold"
-        if self.machine == MACHINE:
-            return f"{verb} in the published tables"
-        if self.repeats != MEASURED:
-            return f"holds ({self.repeats})" if self.status == "✓" else "does not hold"
-        several = ", assembled from several runs" * ([a.set for a in self.decided] == [ASSEMBLED])
-        plural = "s" * (len(self.decided) > 1)
-        where = f" in {self.held} of {len(self.decided)} recording{plural}" if self.held else ""
-        return f"{verb}{where}{several}"
+            return ""
+        newest = self.decided[-1]
+        old = f", {newest.origin}" if newest.older else ""
+        return f"{self.status} {_place(self.machine)}{old}"
 
 
 @dataclass(frozen=True)
@@ -140,87 +132,42 @@ class Claim:
 
     def answer(self, name: str, rows: Rows) -> Answer:
         """The rule over the rows of one set. A NaN is no answer; what it raises is shown."""
+        nothing = Answer(name, {}, None, origin=origin(rows), older=older(rows))
         try:
             values, holds = self.rule(rows)
             values, holds = {n: _plain(value) for n, value in values.items()}, _plain(holds)
             self._numbers_of([Answer(name, values, None)])
         except Exception as error:
-            return Answer(name, {}, None, f"{type(error).__name__}: {error}")
+            return replace(nothing, error=f"{type(error).__name__}: {error}")
         known = not any(map(is_missing, (*values.values(), holds)))
-        return Answer(name, values, bool(holds) if known else None)
+        return replace(nothing, values=values, holds=bool(holds) if known else None)
 
     def sentence(self) -> str:
         """The sentence with its numbers; a dash stands for what nobody measured."""
         fields = string.Formatter().parse(self.template)
-        numbers = self._numbers(self.shown)
+        numbers = self.numbers()
         text = "".join(words + numbers.get(name or "", "") for words, name, *_ in fields)
         text = f"{_place(self.others)}: {text}" if self.others else text
         return text[:1].upper() + text[1:]
 
-    def numbers(self) -> dict[str, str]:
-        """The sentence's numbers by name; of a machine that does not lead, with its name."""
-        whose = f" ({self.others})" if self.others else ""
-        return {name: f"{text}{whose}" for name, text in self._numbers(self.shown).items()}
+    def numbers(self, machine: str = "") -> dict[str, str]:
+        """The sentence's numbers by name, of the machine that it speaks of or of another."""
+        texts = self.spreads(machine or self.shown).items()
+        return {name: text.partition(" [")[0] for name, text in texts}
 
-    def summary(self) -> str:
-        """How it stands on every machine, with the numbers that differ, and what it first said.
-        This machine is left out where it answers nothing, and what repeats by nature is said once
-        for all machines that say the same of it."""
-        telling = [s for s in self.standings if s.decided or s.errors or _place(s.machine) != THIS]
-        places: dict[tuple[str, str], list[str]] = {}
-        for standing in telling or self.standings:
-            text = ": ".join(filter(None, (standing.text, self._further(standing))))
-            own = standing.machine if standing.repeats == MEASURED else ""
-            places.setdefault((text, own), []).append(_place(standing.machine))
-        lines = [
-            text if names == [MACHINE] else f"{' and '.join(names)}: {text}"
-            for (text, _), names in places.items()
-        ]
-        first = f" First stated as “{self.first}”." if self.first else ""
-        return f"{'; '.join(lines)}.{first}"
-
-    def standings_as_json(self) -> list[dict[str, Any]]:
-        """How it stands on each machine, as pages show it."""
-        names = ("held", "count", "text", "errors")
-        return [
-            {name: getattr(one, name) for name in names} | {
-                "machine": key_of(one.machine), "label": one.machine, "parts": 0,
-                "own": _place(one.machine) == THIS, "measured": len(one.decided),
-                "contrary": one.status == "✗",
-                "further": self._further(one), "numbers": self._numbers(one.machine),
-            }
-            for one in self.standings
-        ]  # fmt: skip
-
-    def as_json(self) -> dict[str, Any]:
-        """What pages show of it."""
-        return {
-            "name": self.name, "sentence": self.sentence(), "headline": self.headline,
-            "study": self.topic, "numbers": self.numbers(), "first": self.first,
-            "standings": self.standings_as_json(),
-        }  # fmt: skip
-
-    def _spreads(self, machine: str) -> dict[str, str]:
-        """A machine's numbers by name, each with its range."""
+    def spreads(self, machine: str) -> dict[str, str]:
+        """A machine's numbers by name, each with its range over sets."""
         decided = [a for one in self.standings if one.machine == machine for a in one.decided]
         return self._numbers_of(decided)
+
+    def marks(self) -> list[str]:
+        """How it stands on every machine that can tell, and whether it said something else once."""
+        own = [one.mark for one in self.standings if one.mark]
+        return [*own, *["reworded"] * bool(self.first)] if own else ["not measured"]
 
     def _numbers_of(self, decided: list[Answer]) -> dict[str, str]:
         fields = {n: spec or "" for _, n, spec, _ in string.Formatter().parse(self.template) if n}
         return {n: spread([a.values[n] for a in decided], spec) for n, spec in fields.items()}
-
-    def _numbers(self, machine: str) -> dict[str, str]:
-        return {n: text.partition(" [")[0] for n, text in self._spreads(machine).items()}
-
-    def _further(self, standing: Standing) -> str:
-        """Numbers of a machine that the sentence lacks: those with a range, and those that differ
-        from its own, such as "422 ms instead of 260 ms" where the sentence has 260 ms."""
-        own, texts = self._numbers(self.shown), []
-        for name, text in self._spreads(standing.machine).items():
-            if text not in (own[name], MISSING):
-                alone = len(own) == 1 or text.partition(" [")[0] == own[name]
-                texts.append(text if alone else f"{text} instead of {own[name]}")
-        return ", ".join(texts)
 
 
 CLAIMS: dict[str, Claim] = {}
@@ -236,8 +183,8 @@ def claim(
 
     Args:
         name: the topic, a slash, and an anchor of lower-case letters, digits and dashes.
-        headline: the finding in a few words and no number, without a full stop, where it stands in
-            the table on page one, the README and the slides.
+        headline: the finding in a few words and no number, without a full stop, where the README
+            states it.
         of: selects from the topic's rows, whatever became of them, what must be there.
         first: what it said before a recording contradicted it and its author reworded it.
         repeats: what another recording repeats: "measured", or, where the result is the same by
@@ -276,10 +223,41 @@ def evaluate(name: str) -> Claim:
     return replace(stated, standings=tuple(standings))
 
 
-def say(name: str) -> None:
-    """Show a claim and how it stands."""
-    it = evaluate(name)
-    display.claim(it.summary(), **it.as_json())
+def say(*names: str) -> None:
+    """Show claims and how they stand."""
+    for name in names:
+        it = evaluate(name)
+        display.claim(it.sentence(), it.marks(), name=f"{it.topic}-{it.name}")
+
+
+def filled(words: str, machine: str = "") -> str:
+    """A text with `{topic/claim/number}` replaced by that number as the claim's sentence writes it.
+
+    Args:
+        machine: whose numbers they are, by default the sentence's.
+
+    A dash stands for one that is not there.
+    """
+
+    def number(match: re.Match[str]) -> str:
+        topic, claim, value = match[1].split("/")
+        return evaluate(f"{topic}/{claim}").numbers(machine).get(value, MISSING)
+
+    return re.sub(r"\{([^{}]+/[^{}]+/[^{}]+)\}", number, words)
+
+
+def ledger(topic: str) -> pd.DataFrame:
+    """A line a set of recordings that answers a claim of a topic: what it says, and where from."""
+    lines = []
+    for claim in every(topic):
+        for one in claim.standings:
+            for answer in one.answers:
+                said = ", ".join(claim._numbers_of([answer]).values()) if answer.values else ""
+                mark = MISSING if answer.holds is None else "✗✓"[answer.holds]
+                lines.append((claim.name, _place(one.machine), answer.set, answer.origin, mark,
+                              said or answer.error))  # fmt: skip
+    heads = ["claim", "machine", "recording", "rows of", "holds", "numbers"]
+    return pd.DataFrame(lines, columns=heads).set_index(heads[:3])
 
 
 def every(topic: str = "") -> list[Claim]:
@@ -331,11 +309,6 @@ def _by_age(rows: Rows) -> Rows:
 def _place(machine: str) -> str:
     """A machine's name in a sentence."""
     return THIS if machine == machines.label(machines.key()) else machine
-
-
-def key_of(label: str) -> str:
-    """The name of a machine's folder, of its name for people."""
-    return f"nvidia-{label.lower()}" if label.isupper() else label
 
 
 def _plain(value: Any) -> Any:

@@ -27,10 +27,10 @@ from press.columns import (
     value_labels,
 )
 from press.formats import is_missing
+from press.origin import stated
 from press.plots import Picture
-from press.tabs import tabs
 
-__all__ = ["areas", "bars", "columns", "dots", "lines", "published", "table", "tabs"]
+__all__ = ["areas", "bars", "columns", "dots", "lines", "published", "table"]
 
 MARKS = ("filled", "open", "cross")
 """Marks of the first, second and third machine."""
@@ -139,6 +139,7 @@ def _picture(
     panels, over = _listed(panel), at[0] if draw is plots.lines else None
     every = list(dict.fromkeys([*panels, by, *at, "machine"]))
     marks = _with_marks(rows, [value, *_listed(over)], [*at, by], panels)
+    of = stated(marks)
     if marks.empty:
         return _nothing(rows, value, title)
     _require_alike(marks, every, "mark", 'a panel each: panel="{}"')
@@ -181,7 +182,7 @@ def _picture(
         drawn.figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=style.INK)
     data = marks[[name for name in (*every, value, *span) if name in rows]]
     alt = f"{title.rstrip('.')}. {drawn.alt}" if title else drawn.alt
-    return Picture(drawn.figure, data.reset_index(drop=True), alt)
+    return Picture(drawn.figure, data.reset_index(drop=True), alt, of)
 
 
 def _with_marks(
@@ -296,7 +297,7 @@ def table(
         formats = {"": column(names[0]).format} if formats else {}
         frame.columns = _index(frame.columns, [None] * len(heads))
     frame.index = _index(frame.index, [column(key).label for key in keys])
-    frame.attrs = {"formats": formats}
+    frame.attrs = {"formats": formats, "of": stated(rows[~flawed])}
     styled = Table(frame, uuid="fusedlib", cell_ids=False)
     for head in frame.columns:
         styled.format(partial(display.cell, spec=display.spec_of(head, formats)), subset=[head])

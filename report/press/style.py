@@ -71,8 +71,6 @@ def register(*names: str, first: int = 0) -> None:
             )
 
 
-register("published", first=2)  # beside the outcomes of press.factors
-
 SLOTS = len(PALETTE) * len(DASHES)
 """How many slots differ in colour, or in dash and marker: those beyond the palette's length repeat
 its colours with the next dash and the next marker."""

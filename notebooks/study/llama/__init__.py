@@ -258,9 +258,11 @@ SWITCHES = {
     "liger-flce": "loss", "fused-rope": "RoPE", "liger-rope": "RoPE", "fused-mlp": "MLP",
     "liger-swiglu": "MLP", "fused-attention": "q, k and v", "huggingface": "none",
 }  # fmt: skip
+WEIGHTS = {"Llama-3.2-1B": 1_235_814_400}
+"""Numbers of a model, whose gradients are as many."""
 JUDGED = ["parameters", "gradient_errors", "usual_errors"]
 USED = [
-    "experiment", "provider", "group", "dtype", "batch_size", "context_length", "tokens",
+    "experiment", "model", "provider", "group", "dtype", "batch_size", "context_length", "tokens",
     "ignored_share", "median_ms", "samples_ms", "tokens_per_s", "peak_mib", "host_mib",
     "activations_mib", "losses", "seed", *JUDGED, *(f"peak_{name}_mib" for name in PARTS),
 ]  # fmt: skip
@@ -270,7 +272,7 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with what follows from them.
 
     `family` is whose implementation it is, and `switch` what it replaces of Hugging Face's;
-    `sequences` is batch × context.
+    `sequences` is batch × context; `whole_gib` adds weights and gradients to activations.
     Errors of gradients are over Hugging Face's own at the same weights: `worst_gradient` is the
     largest, and `missed` counts those that the rule of `wrong_gradients` refuses.
     """
@@ -285,6 +287,8 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
     providers = rows["provider"].astype(str)
     family = providers.str.extract(r"^(fused|liger|inductor)", expand=False)
     gib = {f"{name}_gib": rows[f"{name}_mib"] / 1024 for name in ("peak", "host", "activations")}
+    weights = rows["model"].map(WEIGHTS) * rows["dtype"].map({"bfloat16": 2, "float32": 4})
+    gib["whole_gib"] = gib["activations_gib"] + 2 * weights / 2**30
     return rows.assign(
         tokens=tokens, tokens_per_s=rate.fillna(1e3 * tokens / ms),
         ignored_share=rows["ignored_share"].astype(float).fillna(0.0),
@@ -321,9 +325,3 @@ def from_tables(tables: pd.DataFrame) -> pd.DataFrame:
         median_ms=1e3 * tables["latency_s"],
     )  # fmt: skip
     return derive(rows)
-
-
-def by_figure(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of steps, one for the throughput and one for the memory: `figure`, and its `value`."""
-    rate = rows.assign(figure="rate", value=rows["tokens_per_s"] / 1e3)
-    return pd.concat([rate, rows.assign(figure="memory", value=rows["activations_gib"])])

@@ -1,9 +1,9 @@
-"""nbconvert exporters of our own: an executed notebook as HTML page, Typst source, PDF or slides.
+"""nbconvert exporters of our own: an executed notebook as HTML page, Typst source or PDF.
 
-`jupyter nbconvert --to fusedlib_html NOTEBOOK` and so on render a study's executed notebook with
-its code; the notebook that `press.pages.paper.combined` makes of all becomes the paper or a deck
-of slides. A template stands in `report/templates/<name>`. All pages load nothing, and the same
-notebook gives the same bytes.
+`jupyter nbconvert --to fusedlib_html NOTEBOOK` and so on render an executed notebook with its
+code; the notebook that `press.pages.paper.combined` makes of all becomes the paper. A template
+stands in `report/templates/<name>`. All pages load nothing, and the same notebook gives the same
+bytes.
 """
 
 import tempfile
@@ -19,17 +19,17 @@ from traitlets.config import Config
 
 from press.display import TABLE_MIME, header_groups
 from press.pages import ReportError, html, outputs, svg, typst_filters
-from press.pages.preprocessors import Answers, Fragments, Headings, Numbers, Opening, Pictures
+from press.pages.preprocessors import Answers, Fragments, Headings, Numbers, Pictures
 from press.style import INK, PAPER_INK
 from study import paths
 
 FILTERS = {
     function.__name__: function
     for function in (
-        outputs.meaning, outputs.press, outputs.where_it_holds, outputs.plain, outputs.error_title,
+        outputs.meaning, outputs.press, outputs.plain, outputs.error_title,
         outputs.error_lines, outputs.is_figure, outputs.last_lines, outputs.plain_text,
         outputs.alternative,
-        html.contents, html.font_data, html.highlighted, svg.inline, header_groups,
+        html.as_csv, html.contents, html.font_data, html.highlighted, svg.inline, header_groups,
         typst_filters.quoted, typst_filters.soft, typst_filters.datatable, typst_filters.width,
     )
 }  # fmt: skip
@@ -57,7 +57,7 @@ class PressExporter(TemplateExporter):
     target = "html"  # what Markdown becomes, or "typst"
     suffix, folder, template_suffix = ".html", "fusedlib_html", ".html.j2"
     steps: ClassVar[list[type]] = [
-        CoalesceStreamsPreprocessor, Opening, Answers, Pictures, Headings, Numbers, Fragments,
+        CoalesceStreamsPreprocessor, Answers, Pictures, Headings, Numbers, Fragments,
     ]  # fmt: skip
 
     @property

@@ -1,6 +1,8 @@
 """What the HTML templates ask: fonts, contents, code."""
 
 import base64
+import csv
+import io
 import re
 from typing import Any
 
@@ -39,3 +41,11 @@ def highlighted(source: str) -> str:
     lexer = PythonLexer(stripnl=False, ensurenl=False)
     marked: str = highlight(source, lexer, HtmlFormatter(nowrap=True))
     return marked
+
+
+def as_csv(content: dict[str, Any]) -> str:
+    """A table's cells as CSV."""
+    text = io.StringIO()
+    heads = [" ".join(filter(None, names)) for names in content["columns"]]
+    csv.writer(text, lineterminator="\n").writerows([heads, *content["rows"]])
+    return text.getvalue()

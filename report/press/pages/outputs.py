@@ -1,14 +1,13 @@
 """What templates and other readers ask of a notebook, its cells and outputs."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
 
-from press import published
 from press.display import TABLE_MIME
 
 MARKDOWN = "text/markdown"
@@ -17,7 +16,7 @@ PICTURES = {DRAWING: "svg", "image/png": "png", "image/jpeg": "jpg", "image/gif"
             "image/webp": "webp"}  # fmt: skip
 """Formats of pictures that pages and PDF can show, the best first, with their files' endings."""
 
-PAPER, APPENDIX, ABSTRACT = "paper", "appendix", "abstract"  # tags of cells
+APPENDIX = "appendix"  # a tag of cells
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 ERROR_LINES = 14
@@ -86,43 +85,9 @@ def alternative(output: Any) -> str:
     return text or "Picture without a caption."
 
 
-def shown(notebook: Path, tag: str = "") -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Outputs of an executed notebook, each with what `display` says of it; none without one.
-
-    With a tag, those of cells that carry it.
-    """
+def shown(notebook: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Outputs of an executed notebook, each with what `display` says of it; none without one."""
     cells = nbformat.read(notebook, as_version=4).cells if notebook.exists() else []
     for cell in cells:
-        tagged = not tag or tag in tags(cell)
-        for output in cell.get("outputs", []) if tagged else []:
+        for output in cell.get("outputs", []):
             yield output, meaning(output)
-
-
-def answered(standing: Mapping[str, Any]) -> bool:
-    """Whether a machine's recordings say something of a claim, all of its cases or some."""
-    return bool(standing["measured"] or standing["parts"])
-
-
-def where_it_holds(claim: dict[str, Any]) -> list[tuple[str, bool]]:
-    """Where a claim holds, a text a machine, each with whether it says that it does not.
-
-    What nobody measured is said once; else a machine that measured nothing goes without saying.
-    What the claim first said, before a recording contradicted it, comes last.
-    """
-    every = claim["standings"]
-    answering = [s for s in every if answered(s) or s["errors"]]
-    first = claim.get("first")
-    stated = [(f"first stated as “{first}”", False)] if first else []
-    if not answering:
-        return [("not measured", False), *stated] if every else []
-    texts = []
-    for standing in sorted(answering, key=lambda standing: standing["own"]):
-        where = " here" if standing["own"] else f" on the {standing['label']}"
-        where = "" if standing["machine"] == published.MACHINE else where
-        fails = bool(standing["errors"] or standing["contrary"])
-        fails |= standing["held"] < standing["measured"]
-        numbers = f": {further}" if (further := standing.get("further")) else ""
-        text = standing["text"]  # an error as it is
-        text = text if standing["errors"] else plain_text(text)
-        texts.append((text + where + numbers, fails))
-    return [*texts, *stated]

@@ -21,10 +21,27 @@ function follow() {
 }
 
 function measure() {
-  for (const box of document.querySelectorAll(".scroll")) {
+  for (const box of document.querySelectorAll(".scroll, .pane")) {
     box.classList.toggle("more", box.scrollWidth > box.clientWidth + 1);
   }
 }
+
+// A button that copies, on what is code.
+for (const code of document.querySelectorAll("pre")) {
+  const box = document.createElement("div"), button = document.createElement("button");
+  box.className = "copied";
+  button.textContent = "copy";
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+      button.textContent = "copied";
+    } catch { getSelection().selectAllChildren(code); button.textContent = "selected"; }
+    setTimeout(() => { button.textContent = "copy"; }, 1500);
+  });
+  code.replaceWith(box);
+  box.append(code, button);
+}
+document.addEventListener("change", (event) => { if (event.target.closest(".tabs")) measure(); });
 
 contents.parentElement.classList.add("live");
 narrow.addEventListener("change", fold);

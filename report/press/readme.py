@@ -1,0 +1,67 @@
+"""The README's numbers: three on its first screen, a table, and what the study found."""
+
+import re
+from collections.abc import Callable
+
+from press import say
+from press.columns import ordered_values, read
+from press.formats import formatted
+from study.rows import load
+
+FINDINGS = (
+    "anatomy/unrelated", "kernels/fp32", "llama/whole-step", "kernels/models", "memory/kept",
+    "attention/speed", "precision/tensor-core", "mnist/accuracy",
+)  # fmt: skip
+SHOWN = ["huggingface", "liger", "inductor", "inductor-causal", "fused", "fused-inductor"]
+
+
+def numbers() -> str:
+    """Three numbers, and beside whom."""
+    return say.filled(
+        "On an H200 one line makes a small Llama **{llama/beside/plain} as fast** as Hugging "
+        "Face's (Llama-3.2-1B, forward and\nbackward in bf16, 8,192 tokens), in "
+        "**{llama/beside/share} of its memory**. In fp32 a large MLP is\n"
+        "**{kernels/fp32/liger} as fast** as Liger's, and its error is smaller."
+    )
+
+
+def table() -> str:
+    """Tokens a second and memory of a Llama, by implementation and GPU."""
+    rows = load("llama").query("experiment == 'step' and group == 'arms' and dtype == 'bfloat16'")
+    cards = ordered_values("machine", rows["machine"])
+    lines = [
+        ["Llama-3.2-1B, bf16, 4 × 2,048", *(f"{card}, tokens/s" for card in cards), "memory"],
+        [":--", *["--:"] * (len(cards) + 1)],
+    ]
+    for name in SHOWN:
+        own = rows[rows["provider"] == name].set_index("machine")
+        rates = [formatted(own["tokens_per_s"].get(card), ",d") for card in cards]
+        lines.append([read("provider", name), *rates, formatted(own["whole_gib"].max(), "3 GiB")])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def findings() -> str:
+    """A line a finding: its claim's headline, sentence and marks."""
+    every = map(say.evaluate, FINDINGS)
+    return "\n".join(
+        f"- **{one.headline}.** {one.sentence()} *({'; '.join(one.marks())})*" for one in every
+    )
+
+
+BLOCKS: dict[str, Callable[[], str]] = {"numbers": numbers, "table": table, "findings": findings}
+
+
+def updated(text: str) -> str:
+    """The README with its blocks as the rows have them now.
+
+    Raises:
+        ValueError: it lacks a block, or has one twice.
+    """
+    for name, block in BLOCKS.items():
+        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+        pattern = re.compile(f"{begin}.*?{end}", re.DOTALL)
+        if len(pattern.findall(text)) != 1:
+            raise ValueError(f"README.md needs exactly one block from {begin} to {end}")
+        before, after = pattern.split(text)
+        text = f"{before}{begin}\n{block()}\n{end}{after}"
+    return text
