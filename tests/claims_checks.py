@@ -17,6 +17,7 @@ class Turn:
     Attributes:
         columns: the figures that change.
         factor: what they are multiplied by; None: they are missing, for memory ran out.
+        more: what is then added, for a claim that something is zero.
         key: the column that tells where, and
         value: its value there; without a key they change in all rows.
     """
@@ -25,6 +26,7 @@ class Turn:
     factor: float | None
     key: str = ""
     value: Any = None
+    more: float = 0.0
 
     @property
     def subject(self) -> Any:
@@ -43,18 +45,19 @@ class Turn:
         if self.factor is None:
             return [None if hit else v for v, hit in zip(values, at, strict=True)]
         if values.dtype.kind == "f":
-            return np.where(at, values * self.factor, values)
+            return np.where(at, values * self.factor + self.more, values)
         return [self._times(v) if hit else v for v, hit in zip(values, at, strict=True)]
 
     def _times(self, value: Any) -> Any:
         if isinstance(value, list):
             return [self._times(v) for v in value]
-        return value * self.factor if isinstance(value, float | int) else value
+        return value * self.factor + self.more if isinstance(value, float | int) else value
 
 
 def turns(rows: pd.DataFrame) -> Iterator[Turn]:
     """For each value of each varying key: times, memory, energy, utilisation and the largest size
-    that fits tenfold up or down, or out of memory. Then each column of numbers everywhere.
+    that fits tenfold up or down, or out of memory. Then each column of numbers everywhere, up
+    by one too.
     """
     ends = ("_ms", "_mib", "_error", "_gib", "_s", "_bytes", "largest", "joules", "mfu")
     rows = rows.loc[:, rows.notna().any()]
@@ -70,6 +73,7 @@ def turns(rows: pd.DataFrame) -> Iterator[Turn]:
     for column in (*figures, *others):
         yield Turn((column,), 10.0)
         yield Turn((column,), 0.1)
+        yield Turn((column,), 1.0, more=1.0)
 
 
 def names_in(code: CodeType) -> set[str]:

@@ -106,3 +106,83 @@ def promotion(rows: pd.DataFrame) -> tuple[dict, bool]:
     say = {"inside": (inside.min(), inside.max()), "cublas": (cublas.min(), cublas.max())}
     holds = inside.min() > 100 and small > 0.99 and 3 < cublas.min() < inside.min()
     return say | {"k": rows["k"].max()}, holds
+
+
+BESIDE = ["batch", "longer", "padding"]
+"""What stands beside a sequence in a row or batch of its own: not another document in its row."""
+INSIDE = "fused-invariant"
+
+
+@claim(
+    "precision/batch-invariant",
+    of=lambda rows: rows.query(
+        "experiment == 'neighbours' and device == 'cuda' and provider.str.endswith('invariant')"
+    ),
+    repeats="same seeds",
+)
+def batch_invariant(rows: pd.DataFrame) -> tuple[dict, bool]:
+    """Inside of `fusedlib.batch_invariant` a row of fusedlib's linear layer, SwiGLU MLP and norm
+    has the same bits alone and among up to {rows:,d} rows, in all {cases:,d} cases of bf16 and
+    fp32. torch's own products keep theirs in bf16 alone: in fp32 up to {torch:2%} of a row's
+    elements change."""
+    of_torch = rows["provider"].str.startswith("torch")
+    changed = rows[[f"changed_by_{cause}" for cause in ("size", "place", "values")]].max(axis=1)
+    ours, torchs = changed[~of_torch], changed[of_torch].groupby(rows["dtype"]).max()
+    say = {"rows": rows["m"].max(), "cases": len(ours), "torch": torchs["fp32"]}
+    kept = ours.max() == 0 and rows.loc[~of_torch, "provider"].nunique() == 3
+    return say, kept and torchs["bf16"] == 0 < torchs["fp32"]
+
+
+def bits(dtype: str, providers: str = "") -> str:
+    """A query: bits of log-probabilities of whole models on a card."""
+    of = f"experiment == 'token bits' and device == 'cuda' and dtype == '{dtype}'"
+    return f"{of} and {providers}" if providers else of
+
+
+@claim("precision/token-bits", of=lambda rows: rows.query(bits("bfloat16")), repeats="same seeds")
+def token_bits(rows: pd.DataFrame) -> tuple[dict, bool]:
+    """Inside of `fusedlib.batch_invariant` a patched Llama in bf16 (Llama-3.2-1B's widths, four
+    layers) gives a sequence the same log-probabilities alone, in a batch, before later tokens and
+    beside padding, to the bit, in all {cases:,d} situations. Outside some change in each of them
+    with every implementation, by up to {least:2} to {most:2} nats."""
+    rows = rows[rows["situation"].isin(BESIDE)]
+    inside = rows["provider"].str.endswith("invariant")
+    ours = rows[rows["provider"] == INSIDE]
+    others = rows[~inside].groupby("provider", observed=True)
+    largest = others["largest_change"].max()
+    say = {"cases": len(ours), "least": largest.min(), "most": largest.max()}
+    kept = ours["changed_fraction"].max() == 0 and {*ours["situation"]} == {*BESIDE}
+    return say, kept and others["changed_fraction"].min().min() > 0
+
+
+@claim(
+    "precision/packed-bits",
+    of=lambda rows: rows.query(bits("bfloat16", f"provider == '{INSIDE}'")),
+    repeats="same seeds",
+)
+def packed_bits(rows: pd.DataFrame) -> tuple[dict, bool]:
+    """A document that is packed behind another in one row does not keep its bits inside of
+    `fusedlib.batch_invariant` either: {changed:2%} of its log-probabilities change in bf16, by up
+    to {largest:2} nats."""
+    packed = rows[rows["situation"] == "packed"]
+    say = {"changed": packed["changed_fraction"].max(), "largest": packed["largest_change"].max()}
+    return say, say["changed"] > 0 and say["largest"] < 0.05
+
+
+@claim(
+    "precision/token-bits-fp32",
+    of=lambda rows: rows.query(bits("float32", f"provider == '{INSIDE}'")),
+    repeats="same seeds",
+)
+def token_bits_fp32(rows: pd.DataFrame) -> tuple[dict, bool]:
+    """In fp32 the same Llama keeps its bits inside of `fusedlib.batch_invariant` in a batch and
+    before up to {short:,d} later tokens, but not before {long:,d}, with padding or in a packed row.
+    There up to {changed:2%} of the log-probabilities change, by {largest:2} nats at most."""
+    later = (rows["tokens"] - rows["context_length"]).where(rows["situation"] == "longer")
+    changed = rows["changed_fraction"] > 0
+    kept, lost = rows[~changed], rows[changed]
+    say = {"short": later[~changed].max(), "long": later[changed].min()}
+    say |= {"changed": lost["changed_fraction"].max(), "largest": lost["largest_change"].max()}
+    where = {*kept["situation"]} == {"batch", "longer"}
+    where &= {*lost["situation"]} == {"longer", "padding", "packed"}
+    return say, where and say["short"] < say["long"] and say["largest"] < 1e-5
