@@ -108,12 +108,12 @@ def wide(columns: int = 4, rows: int = 5) -> pd.DataFrame:
 
 
 def curves() -> Figure:
-    """A drawing with clip paths, bands and a legend."""
+    """A drawing with clip paths and a legend."""
     fig, ax = style.new()
     steps = list(range(1, 11))
     for name, top in (("forward", 4.0), ("backward", 7.0)):
         times = [top / step + 1 for step in steps]
-        style.line(ax, steps, times, name, [0.9 * t for t in times], [1.1 * t for t in times])
+        style.line(ax, steps, times, name)
     style.reference_line(ax, y=1.0, label="settled")
     ax.set_yscale("log")
     ax.set_xlabel("Step")

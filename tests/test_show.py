@@ -78,18 +78,6 @@ def test_bars_have_the_frame_s_lengths() -> None:
         assert picture.figure.axes[0].get_xlim()[0] == 0
 
 
-def test_a_line_over_a_stacked_bar_has_the_ends_of_the_frame() -> None:
-    frame = ONE.assign(low=ONE["model"].map({"TinyLlama": 0.5, "Qwen3-8B": 1.5}))
-    picture = show.bars(
-        frame.assign(high=frame["low"] + 2), "median_ms", "model", stacked=True,
-        span=("low", "high"),
-    )  # fmt: skip
-    [errors] = [one for one in picture.figure.axes[0].collections if hasattr(one, "get_segments")]
-    drawn = sorted((ends[0][0], ends[1][0]) for ends in errors.get_segments())
-    assert drawn == [(0.5, 2.5), (1.5, 3.5)]
-    assert {*zip(picture.data["low"], picture.data["high"], strict=True)} == {*drawn}
-
-
 def test_lines_pass_through_the_frame_s_points() -> None:
     frame = ONE.assign(hidden_size=ONE["model"].map({"TinyLlama": 64, "Qwen3-8B": 4096}))
     picture = show.lines(frame, "hidden_size", "median_ms")

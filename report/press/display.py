@@ -45,13 +45,11 @@ def claim(sentence: str, marks: Sequence[str], name: str) -> None:
 
 def table(
     frame: "pd.DataFrame | Styler", caption: str, name: str, note: str | None = None,
-    formats: Mapping[str, str] | None = None, empty: str = "not measured yet", topic: str = "",
+    topic: str = "",
 ) -> None:  # fmt: skip
     """Show a table.
 
     Args:
-        formats: a spec such as "3 ms" by column name, of either header level, or by an index
-            level's name; "" for all other columns. See `press.formats`.
         frame: cells as strings, or numbers, which get four significant digits; None and NaN show
             as a dash. Columns may be a two-level MultiIndex (group, column). An index other than
             the plain 0..n-1 becomes the leading columns. Or from `press.show.table`, whose formats
@@ -59,14 +57,13 @@ def table(
         caption: Markdown; says what is shown, of which machine, in which unit.
         name: anchor in the report, of lower-case letters, digits and dashes; unique in a notebook.
         note: Markdown below the table.
-        empty: what is said in place of a frame without rows.
         topic: whose rows they are, for the command that measures them again.
     """
     _check("table", name=name, caption=caption)
-    if isinstance(frame, Styler):
-        frame, formats = frame.data, formats or frame.data.attrs.get("formats")
+    frame = frame.data if isinstance(frame, Styler) else frame
+    formats = frame.attrs.get("formats")
     note = " ".join(filter(None, [note, _older(frame.attrs.get("of", ""))])) or None
-    frame = pd.DataFrame({empty: []}) if frame.empty else frame
+    frame = pd.DataFrame({"not measured yet": []}) if frame.empty else frame
     meaning: dict[str, Any] = {"caption": caption, "note": note, "name": name, "topic": topic}
     emit(table_data(table_json(frame, formats) | meaning), {"kind": "table", **meaning})
 

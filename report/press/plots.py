@@ -74,8 +74,8 @@ class Chart:
 
     Args:
         rows: a row a mark: its `value`; its `place`, a category or under a line a number; its name
-            in `by`; where there are several its `panel` and `machine`; and the ends of a line over
-            a stacked bar, `low` and `high`. Texts are categories in their order.
+            in `by`; and where there are several its `panel` and `machine`. Texts are categories in
+            their order.
         label: what the numbers are; `spec` is their format, whose unit the axis has, too.
         place: the column that the places are of.
         log: whether the axis is logarithmic.
@@ -235,10 +235,10 @@ def dots(chart: Chart) -> Picture:
 def bars(chart: Chart) -> Picture:
     """Lying bars, a row a category in `place`; names are parts of a bar, or bars side by side.
 
-    Without `low` and `high` a row's length (of stacked bars the sum) stands at its end. Where each
+    A row's length (of stacked bars the sum) stands at its end. Where each
     row has one name, its bar lies in the middle. Bars are of the first card, others are marks.
     """
-    marks, stacked, spans = chart.marks, chart.stacked, "low" in chart.rows
+    marks, stacked = chart.marks, chart.stacked
     order = [*marks["place"].cat.categories][::-1]
     names = list(dict.fromkeys(marks["by"]))
     alone = stacked or (marks.groupby("place", observed=True)["by"].nunique() == 1).all()
@@ -260,19 +260,14 @@ def bars(chart: Chart) -> Picture:
             if stacked:
                 start = start + np.nan_to_num(length)
                 length = np.where(start > 0, start, np.nan)  # of the parts so far
-            if not spans and (not stacked or at == len(names) - 1):
+            if not stacked or at == len(names) - 1:
                 ends = [formatted(v, chart.spec) if np.isfinite(v) else "" for v in length]
                 padding = 8 if marks["card"].any() else 3  # room for the marks of others
                 ax.bar_label(drawn, ends, padding=padding, fontsize=8, color=style.INK)
             for card, own in others[others["by"] == name].groupby("card"):
                 drawn_as = {"marker": "D", **look(card), "linestyle": "", "color": style.INK}
                 ax.plot(own["value"], [order.index(v) + shift for v in own["place"]], **drawn_as)
-        if spans:
-            ends = part.groupby("place", observed=True)[["low", "high"]].first().reindex(order)
-            half = (ends["high"] - ends["low"]) / 2
-            ax.errorbar(ends.mean(axis=1), range(len(order)), xerr=half, fmt="none",
-                        ecolor=style.INK, elinewidth=1.6, capsize=3.5)  # fmt: skip
-        ax.margins(x=0.04 if spans else 0.14)
+        ax.margins(x=0.14)
         ax.set_xlim(left=0)
         ax.grid(axis="y", visible=False)
         chart.categories(ax, order)

@@ -78,23 +78,20 @@ def lines(
 
 def bars(
     rows: pd.DataFrame, x: str, y: str, by: str = "provider", *, panel: Columns | None = None,
-    stacked: bool = False, span: tuple[str, str] | None = None, most: int = 4,
+    stacked: bool = False, most: int = 4,
     title: str | None = None,
 ) -> Picture:  # fmt: skip
     """Lying bars from 0 to `x`, a group a category in `y`; else as `dots`.
 
     A name in `by` is a bar, or with `stacked` a part of one. Bars are the first machine's, other
     machines have marks on them; stacked ones are a bar a machine. Their axis is never logarithmic.
-    Two columns in `span` are the ends of a line over a stacked bar.
 
     Raises:
         ValueError: as of `dots`.
     """
-    if span and not stacked:
-        raise ValueError("a span is a line over a stacked bar: stacked=True")
     several = "machine" in rows and rows["machine"].nunique() > 1
     at = list(dict.fromkeys([y, "machine"])) if stacked and several else [y]
-    return _picture(plots.bars, rows, x, at, by, panel, most, title, None, span or (), stacked)
+    return _picture(plots.bars, rows, x, at, by, panel, most, title, None, stacked)
 
 
 def areas(panels: Mapping[str, pd.DataFrame], phases: Sequence[str]) -> Picture:
@@ -134,7 +131,7 @@ def areas(panels: Mapping[str, pd.DataFrame], phases: Sequence[str]) -> Picture:
 def _picture(
     draw: Callable[[plots.Chart], Picture], rows: pd.DataFrame, value: str, at: list[str], by: str,
     panel: Columns | None, most: int, title: str | None, reference: float | None = None,
-    span: Sequence[str] = (), stacked: bool = False,
+    stacked: bool = False,
 ) -> Picture:  # fmt: skip
     panels, over = _listed(panel), at[0] if draw is plots.lines else None
     every = list(dict.fromkeys([*panels, by, *at, "machine"]))
@@ -145,7 +142,7 @@ def _picture(
     _require_alike(marks, every, "mark", 'a panel each: panel="{}"')
     own = _own_machines(marks)
     groups = marks.groupby(every, dropna=False, observed=True, sort=False)
-    marks = groups[[value, *span]].median().reset_index()  # over repetitions
+    marks = groups[[value]].median().reset_index()  # over repetitions
     ordered = {name: ordered_values(name, marks[name]) for name in every}
     _require_few(by, ordered[by], most, f", or most={len(ordered[by])} for all")
     _require_few("machine", ordered["machine"], len(MARKS))
@@ -162,8 +159,6 @@ def _picture(
     cards = there if there[1:] and "machine" not in (*panels, by, *at) else []
     place = _whole(marks[over]) if over else _joined(labels, at)
     shown = pd.DataFrame({"value": marks[value], "place": place, "by": labels[by]})
-    if span:
-        shown[["low", "high"]] = marks[[*span]]
     if panels:
         shown["panel"] = _joined(labels, panels)
     if cards:
@@ -180,7 +175,7 @@ def _picture(
     _legend(drawn.figure, draw is plots.bars, cards, beyond)
     if title:
         drawn.figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=style.INK)
-    data = marks[[name for name in (*every, value, *span) if name in rows]]
+    data = marks[[name for name in (*every, value) if name in rows]]
     alt = f"{title.rstrip('.')}. {drawn.alt}" if title else drawn.alt
     return Picture(drawn.figure, data.reset_index(drop=True), alt, of)
 

@@ -51,24 +51,10 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5
 
 Numbers: TypeAlias = Sequence[float] | np.ndarray
 
-_REGISTRY: dict[str, int] = {}
 _OF_PICTURE: dict[str, int] = {}
 
 _PATH = re.compile(r' d="[^"]*"')
 _DIGITS = re.compile(r"(\.\d\d)\d+")
-
-
-def register(*names: str, first: int = 0) -> None:
-    """Give names their slots in palette and markers, one after another from `first`.
-
-    Call it where the names are defined; each name has its slot once, in all figures.
-    """
-    for slot, name in enumerate(names, first):
-        if _REGISTRY.setdefault(name, slot) != slot:
-            raise ValueError(
-                f"{name!r} already has slot {_REGISTRY[name]} of the palette, not {slot}: "
-                "a name has the same colour in every figure"
-            )
 
 
 SLOTS = len(PALETTE) * len(DASHES)
@@ -87,10 +73,8 @@ def slots(of_picture: Mapping[str, int]) -> Iterator[None]:
 
 
 def _slot(name: str) -> int:
-    """Slot: a picture's own, a registered name's, else one derived from the name, always the
-    same."""
-    own = _OF_PICTURE.get(name, _REGISTRY.get(name))
-    return zlib.crc32(name.encode()) % SLOTS if own is None else own
+    """Slot: a picture's own, else one derived from the name, always the same."""
+    return _OF_PICTURE.get(name, zlib.crc32(name.encode()) % SLOTS)
 
 
 def colour(name: str) -> str:
@@ -124,18 +108,13 @@ def new(height: float = 3.2, ncols: int = 1, nrows: int = 1, **options: Any) -> 
     return fig, axes
 
 
-def line(
-    ax: Axes, x: Numbers, y: Numbers, name: str, low: Numbers | None = None,
-    high: Numbers | None = None, **options: Any,
-) -> None:  # fmt: skip
-    """A line with markers in the colour of `name`, with a band from `low` to `high` if given."""
+def line(ax: Axes, x: Numbers, y: Numbers, name: str, **options: Any) -> None:
+    """A line with markers in the colour of `name`."""
     drawn: dict[str, Any] = {
         "color": colour(name), "marker": marker(name), "markersize": 4.0,
         "markeredgewidth": 0.0, "linestyle": dash(name), "linewidth": 1.5, "label": name,
     }  # fmt: skip
     ax.plot(x, y, **(drawn | options))
-    if low is not None and high is not None:
-        ax.fill_between(x, low, high, color=colour(name), alpha=0.22, linewidth=0)
 
 
 def reference_line(ax: Axes, *, x: Any = None, y: Any = None, label: str | None = None) -> None:
