@@ -343,7 +343,7 @@ def lines(rows: pd.DataFrame) -> pd.DataFrame:
             card: _short(own.iloc[0], one["cases"].max()) for card, own in one.groupby("machine")
         }
         over = f"{first['over_whom']}; {first['dtype']}, {first['at']}"
-        typed = first["write"].replace("`", "")
+        typed, over = (text.replace("`", "").replace("*", "") for text in (first["write"], over))
         cards = {card: ends[card] for card in ordered_values("machine", ends)}
         said.append({"task": task, "you have": have, "type": typed, **cards, "beside": over})
     return pd.DataFrame(said)

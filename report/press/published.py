@@ -81,7 +81,7 @@ def beside(
 
     Args:
         published: a row a figure, the columns `on` and `heads`, and `figure` as it was printed.
-        ours: the same of several in `machine`, `figure` as a number; several rows are a median.
+        ours: the same of several in `machine`; `figure` a number, the median of several, or a text.
         on: columns of which each combination is a line.
         heads: a column whose values are groups of columns.
         spec: of our figures; see `press.formats`.
@@ -95,9 +95,8 @@ def beside(
     if figures.index.has_duplicates:
         raise ValueError(f"several published figures have one place: tell them apart in {keys}")
     columns: dict[tuple[str, str], pd.Series] = {}
-    measured = (
-        ours.dropna(subset=[figure]).groupby(["machine", *keys], observed=True)[figure].median()
-    )
+    groups = ours.dropna(subset=[figure]).groupby(["machine", *keys], observed=True)[figure]
+    measured = groups.median() if ours[figure].dtype.kind in "iuf" else groups.first()
     cards = ordered_values("machine", ours["machine"])
     texts = {
         card: measured.xs(card).map(lambda one: formatted(one, spec)).reindex(figures.index)

@@ -29,7 +29,7 @@ INK = "#010203"
 """Colour of text, axes and ticks; the HTML report replaces it by the colour of its text."""
 
 PAPER_INK = "#1b1d21"
-"""The same in what is printed: the PDF's, the slides' and the committed figures'."""
+"""The same in what is printed: the PDF's and the committed figures'."""
 
 GROUND = '<rect width="100%" height="100%" fill="#ffffff"/>'
 """What lies behind a committed figure: the page of a repository may be dark."""
