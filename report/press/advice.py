@@ -9,7 +9,7 @@ import pandas as pd
 
 from press.columns import ordered_values, read, recorded_machines
 from press.formats import MISSING, formatted
-from press.origin import older
+from press.origin import older, origin
 from study import paths
 from study.rows import load, ratio
 
@@ -270,8 +270,8 @@ def factors() -> pd.DataFrame:
 
     Columns: those of `Setting`, `machine`, `who` (one of `WHO`), `provider`, `factor`, the median
     over `cases`, its ends `low` and `high`, `absolute`, ms or how many fit where there is one case,
-    `old`, whether fusedlib's rows are older than `NEWEST`, and `at`, the sizes in words. A setting
-    that a machine has not measured has a line without a factor.
+    `old`, whether fusedlib's rows are of older code, `rows_of`, their days and commits, and
+    `at`, the sizes in words. A setting that a machine has not measured has a line without a factor.
     """
     lines = []
     for one in SETTINGS:
@@ -291,6 +291,7 @@ def factors() -> pd.DataFrame:
                         one._asdict() | {"machine": machine, "who": who, "provider": name}
                         | ends | {"cases": len(given), "at": _at(ours, one.sizes)}
                         | {"absolute": _absolute(given, one), "old": _old(given, one)}
+                        | {"rows_of": origin(given)}
                     )  # fmt: skip
     return pd.DataFrame(lines)
 
@@ -334,7 +335,10 @@ def chosen(card: str = "both", dtype: str = "any", task: str = "all") -> pd.Data
 
 
 def lines(rows: pd.DataFrame) -> pd.DataFrame:
-    """The lines of `factors` in words: task, situation, what to type, each card, beside whom."""
+    """The lines of `factors` in words: task, situation, what to type, each card, beside whom.
+
+    A star at a factor: of older code, whose days and commits stand in `attrs`.
+    """
     said = []
     for (task, have), line in rows.groupby(["task", "have"], sort=False):
         one = line[line["who"] == WHO[0]]
@@ -346,7 +350,10 @@ def lines(rows: pd.DataFrame) -> pd.DataFrame:
         typed, over = (text.replace("`", "").replace("*", "") for text in (first["write"], over))
         cards = {card: ends[card] for card in ordered_values("machine", ends)}
         said.append({"task": task, "you have": have, "type": typed, **cards, "beside": over})
-    return pd.DataFrame(said)
+    table, old = pd.DataFrame(said), rows[rows["old"] & (rows["who"] == WHO[0])]
+    of = (f"{one.have}, {one.machine} {one.rows_of}" for one in old.itertuples())
+    table.attrs = {"of": "; ".join(of)}
+    return table
 
 
 def table(rows: pd.DataFrame) -> Any:

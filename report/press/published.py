@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from press import origin
 from press.columns import ordered_values
 from press.formats import formatted
 from study import paths
@@ -122,5 +123,5 @@ def beside(
     table = pd.DataFrame(columns)
     if reasons.any():
         table["", "why ours is missing"] = reasons
-    table.index.names = on
+    table.index.names, table.attrs = on, {"of": origin.stated(ours)}
     return table
