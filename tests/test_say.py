@@ -77,24 +77,31 @@ def test_a_claim_holds_is_contradicted_or_was_measured_once(stated, ms, options,
     assert (standing.mark, standing.status) == (mark, mark.partition(" ")[0])
 
 
-def test_a_mark_of_older_code_has_its_days_and_commits(stated):
+def test_a_mark_of_older_code_has_its_days_and_the_ledger_the_commits(stated, monkeypatch):
     old, new = (
         rows({("H200", "a"): [1.0, 2.0]}).assign(began=f"2026-11-{day}T10:00:00", commit=commit)
         for day, commit in ((23, "abcdef0123"), (29, "1234567890"))
     )
-    assert stated(old, slowest).marks() == ["once H200, 23 Nov, abcdef0"]
+    claim = stated(old, slowest)
+    assert claim.marks() == ["once H200, 23 Nov"]
+    monkeypatch.setattr(say, "every", lambda topic: [claim])
+    assert say.ledger("kernels")["rows of"].tolist() == ["23 Nov, abcdef0"]
     assert stated(new, slowest).marks() == ["once H200"]
 
 
-def test_numbers_are_the_newest_set_s_of_the_first_machine(stated):
+def test_numbers_are_the_newest_set_s_of_the_first_machine_and_others_beside(stated):
     ms = {("H100", "a"): [2.0], ("H200", "a"): [4.0], ("H200", "b"): [1.0], ("H200", "c"): [3.0]}
     claim = stated(rows(ms), slowest, first="All are fast.")
-    assert claim.sentence() == "The slowest takes 3.0 ms."
+    assert claim.sentence() == "The slowest takes 3.0 ms (H100 2.0 ms)."
     assert claim.numbers() == {"ms": "3.0 ms"} and claim.numbers("H100") == {"ms": "2.0 ms"}
     assert claim.spreads("H200") == {"ms": "3.0 ms [1.0–4.0]"}
     assert claim.marks() == ["✓ H200", "once H100", "reworded"]
     claim = stated(rows(ms), slowest, lead="H100")
-    assert claim.sentence() == "The slowest takes 2.0 ms."
+    assert claim.sentence() == "The slowest takes 2.0 ms (H200 3.0 ms)."
+    claim = stated(rows(ms | {("H100", "b"): [3.0]}), slowest)
+    assert claim.sentence() == "The slowest takes 3.0 ms.", "on both"
+    claim = stated(rows(ms), slowest, unchanged=True)
+    assert claim.sentence() == "The slowest takes 1.0–4.0 ms (H100 2.0 ms)."
     claim = stated(rows({("H200", "a"): [None], ("H100", "a"): [2.0]}), slowest)
     assert claim.sentence() == "H100: The slowest takes 2.0 ms."
     claim = stated(rows({("H200", "a"): [None]}), slowest)
@@ -172,7 +179,8 @@ def test_a_text_is_filled_with_the_numbers_of_claims():
     text = "{kernels/models/liger} as fast, {kernels/models/nobody} as that"
     with run.recorded_rows():
         numbers = {n: say.evaluate("kernels/models").numbers(n)["liger"] for n in ("H200", "H100")}
-        assert say.filled(text) == f"{numbers['H200']} as fast, — as that"
+        both = f"{numbers['H200']} (H100 {numbers['H100']})"
+        assert say.filled(text) == f"{both} as fast, — as that"
         assert say.filled("{kernels/models/liger}", "H100") == numbers["H100"] != numbers["H200"]
 
 

@@ -26,6 +26,7 @@ def pair(found: pd.DataFrame, name: str) -> tuple[float, float]:
     of=lambda rows: rows.query(
         f"{PLAIN} and launch == 'python' and provider in ['published-kernel', 'liger']"
     ),
+    unchanged=True,
 )
 def unrelated(rows: pd.DataFrame) -> tuple[dict, bool]:
     """Launched from Python, the published kernel, rebuilt from the arithmetic of its code, is
@@ -44,11 +45,13 @@ def unrelated(rows: pd.DataFrame) -> tuple[dict, bool]:
         "experiment == 'time' and precision == 'high' and dtype == 'float32' and tokens == 1024 "
         f"and hidden_size == 4096 and {STEP} and provider in ['all-gradients', 'liger']"
     ),
+    unchanged=True,
+    first="From Python it is about as fast as Liger's",
 )
 def equal(rows: pd.DataFrame) -> tuple[dict, bool]:
     """With all of its work done and TF32 on both sides, at 1,024 tokens and a width of 4,096, it is
-    about as fast as Liger's from Python, as published, {python:3×}. In CUDA graphs, which leave out
-    what a launch costs the CPU, it is {graph:3×} as fast."""
+    {python:3×} as fast as Liger's from Python, as published. In CUDA graphs, which leave out what a
+    launch costs the CPU, it is slower: {graph:3×} as fast."""
     found = ratio(rows, over="liger").groupby("launch")["ratio"].median()
     say = {name: found.get(name) for name in ("python", "graph")}
     return say, 0.75 < say["python"] < 1.25 and say["graph"] < 0.9
@@ -61,15 +64,18 @@ def equal(rows: pd.DataFrame) -> tuple[dict, bool]:
         "and direction == 'forward' and provider in ['all-gradients', 'eager', 'liger'] "
         "and hidden_size <= 4096"
     ),
+    unchanged=True,
 )
 def few_tokens(rows: pd.DataFrame) -> tuple[dict, bool]:
     """With 64 tokens, widths to 4,096 and TF32 on both sides, its forward pass from Python is
     {python:3×} as fast as Liger's, and unfused PyTorch's {eager:3×}: there the cost of a call
-    decides. In a CUDA graph it is {graph:3×} as fast."""
-    over = {n: ends(part) for n, part in rows.groupby("launch")}
+    decides. In a CUDA graph, at the widths where all of its gradients are right, it is {graph:3×}
+    as fast."""
+    right = (rows["launch"] != "graph") | (rows["status"] == "ok")
+    over = {n: ends(part) for n, part in rows[right].groupby("launch")}
     say = {n: pair(over[n], "all-gradients") for n in ("python", "graph") if n in over}
     say |= {"eager": pair(over["python"], "eager")}
-    return say, min(say["python"][0], say["eager"][0]) > 1.2 and say["graph"][0] < 1
+    return say, min(say["python"][0], say["eager"][0]) > 1.2 and say["graph"][1] < 1.05
 
 
 @claim(
@@ -77,10 +83,11 @@ def few_tokens(rows: pd.DataFrame) -> tuple[dict, bool]:
     of=lambda rows: rows.query(
         f"{PLAIN} and {STEP} and hidden_size == 4096 and provider in ['ieee-products', 'liger']"
     ),
+    unchanged=True,
 )
 def ieee(rows: pd.DataFrame) -> tuple[dict, bool]:
     """With IEEE fp32 on both sides, at width 4,096, forward and backward, Liger's is {liger:3×} as
-    fast as the mended kernel, launched either way."""
+    fast as the repaired kernel, launched either way."""
     slow, fast = pair(ends(rows), "ieee-products")
     return {"liger": (1 / fast, 1 / slow)}, 1 / fast > 2
 
@@ -94,6 +101,7 @@ REPAIRS = ["published-kernel", "whole-sum", "all-gradients", "ieee-products"]
         f"{PLAIN} and {STEP} and tokens == 1024 and hidden_size == 4096 and launch == 'python' "
         f"and provider in {[*REPAIRS, 'liger']}"
     ),
+    unchanged=True,
 )
 def steps(rows: pd.DataFrame) -> tuple[dict, bool]:
     """At 1,024 tokens and a width of 4,096, forward and backward, from Python, the published kernel

@@ -5,7 +5,6 @@ import pandas as pd
 from press.say import claim
 from press.show import published
 from study.llama import from_tables
-from study.llama.training import loss_distances
 from study.rows import ratio
 
 OF_1B = "experiment == 'step' and model == 'Llama-3.2-1B'"
@@ -109,18 +108,29 @@ def few_tokens(rows: pd.DataFrame) -> tuple[dict, bool]:
     return say, say["few"][0] > 1.1 and say["liger"][0] > 1.02
 
 
+BOTH_SESSIONS = (
+    "model == 'Llama-3.2-1B' and dtype == 'bfloat16' and "
+    "((experiment == 'step' and group == 'arms') or experiment == 'families')"
+)
+"""Two sessions of a recording: among all rivals of the model, and among families."""
+
+
 @claim(
     "llama/beside",
-    of=lambda rows: rows.query(f"{ARMS} and provider in ['huggingface', 'liger', 'fused']"),
+    of=lambda rows: rows.query(
+        f"{BOTH_SESSIONS} and provider in ['huggingface', 'liger', 'fused']"
+    ),
+    first="It is at least 7 % faster than Liger, which one session of two is not",
 )
 def beside(rows: pd.DataFrame) -> tuple[dict, bool]:
     """Forward and backward of Llama-3.2-1B (bf16, 4 × 2,048) are {time:3×} as fast with fusedlib as
     with Liger, and {plain:3×} as fast as with Hugging Face. What they hold at the peak, weights and
     gradients counted, is {share:2%} of what Hugging Face's hold, and {beside:2%} of Liger's."""
-    over, gib = faster(rows), medians(rows, "whole_gib")
+    over = ratio(rows, of="fused").groupby(["experiment", "provider"])["ratio"].median()
+    over, gib = extent(over.reset_index()), medians(rows, "whole_gib")
     share, beside = (gib["fused"] / gib[name] for name in ("huggingface", "liger"))
     say = {"time": over["liger"], "plain": over["huggingface"], "share": share, "beside": beside}
-    return say, over.min() >= 1 / 0.93 and share < 0.5 and beside < 0.95
+    return say, min(over.values())[0] >= 1.05 and share < 0.5 and beside < 0.95
 
 
 @claim(
@@ -129,11 +139,15 @@ def beside(rows: pd.DataFrame) -> tuple[dict, bool]:
         f"{OF_1B} and dtype == 'bfloat16' and group in ['arms', 'sizes'] "
         "and tokens in [32768, 98304] and provider in ['liger', 'fused']"
     ),
+    first="fusedlib is 2 to 10 % faster than Liger",
 )
 def large(rows: pd.DataFrame) -> tuple[dict, bool]:
-    """From 32,768 tokens on fusedlib is 2 to 10 % faster than Liger: {large:3×} as fast."""
+    """With {tokens} tokens, as many as fit, fusedlib is {large:3×} as fast as Liger."""
     ends = extent(ratio(rows, of="fused"))["liger"]
-    return {"large": ends}, 1.02 <= ends[0] < ends[1] <= 1.1
+    fit = sorted({*rows["tokens"][rows["status"] == "ok"].astype(int)})
+    return {"large": ends, "tokens": " and ".join(f"{n:,}" for n in fit)}, 1 < ends[0] < ends[
+        1
+    ] <= 1.1
 
 
 @claim(
@@ -223,12 +237,25 @@ def invariant(rows: pd.DataFrame) -> tuple[dict, bool]:
 def families(rows: pd.DataFrame) -> tuple[dict, bool]:
     """Of Phi-3 and Gemma 2, cut to 8 layers, forward and backward (bf16, 4 × 2,048) are
     {phi:3×} and {gemma:3×} as fast with fusedlib as with Liger, and {compiled:3×} as fast as with
-    torch.compile, which has a mask here."""
+    torch.compile and its mask."""
     over = ratio(rows, of="fused").pivot_table("ratio", "model", "provider", "median")
     gemma, phi = over["liger"].sort_index()
     mask = over["inductor"]
     say = {"gemma": gemma, "phi": phi, "compiled": (mask.min(), mask.max())}
     return say, min(phi, gemma, mask.min()) > 1.02
+
+
+@claim(
+    "llama/families-no-mask",
+    of=lambda rows: rows.query(
+        "experiment == 'families' and provider in ['fused', 'inductor-causal'] "
+        "and model == 'Phi-3-mini, 8 layers'"
+    ),
+)
+def families_no_mask(rows: pd.DataFrame) -> tuple[dict, bool]:
+    """Without a mask torch.compile is nearly as fast: Phi-3 is {phi:3×} as fast with fusedlib."""
+    phi = faster(rows)["inductor-causal"]
+    return {"phi": phi}, 1 < phi < 1.05
 
 
 @claim(
@@ -240,25 +267,23 @@ def families(rows: pd.DataFrame) -> tuple[dict, bool]:
     repeats="counted",
 )
 def gemma_memory(rows: pd.DataFrame) -> tuple[dict, bool]:
-    """Forward and backward of Gemma 2, cut to 8 layers, peak at {fused:3 GiB} with fusedlib and at
-    {liger:3 GiB} with Liger: there Liger holds less."""
-    say = medians(rows, "peak_gib").to_dict()
+    """Forward and backward of Gemma 2, cut to 8 layers, hold {fused:3 GiB} besides weights and
+    gradients with fusedlib, and {liger:3 GiB} with Liger: there Liger holds less."""
+    say = medians(rows, "activations_gib").to_dict()
     return say, say["liger"] < say["fused"] < 1.2 * say["liger"]
 
 
 @claim(
     "llama/gradients",
-    of=lambda rows: rows.query("experiment in ['gradients', 'first-steps']"),
+    of=lambda rows: rows.query("experiment == 'gradients'"),
     repeats="same seeds",
 )
 def gradients(rows: pd.DataFrame) -> tuple[dict, bool]:
     """At equal weights none of {n:,d} gradients of a patched Llama of four layers errs more than
-    twice as much as Hugging Face's. The largest error is {fused:3×} Hugging Face's with fusedlib
-    and {liger:3×} with Liger. With fusedlib the loss of a first step errs {losses:3×} as much."""
+    twice as much as Hugging Face's, nor does one of {liger_n:,d} in two settings of Liger. The
+    largest error is {fused:3×} Hugging Face's with fusedlib and {liger:3×} with Liger."""
     same = rows[rows["family"].isin(["fused", "liger"]) & rows["missed"].notna()]
-    first = rows[rows["experiment"] == "first-steps"]
-    off, allowed = loss_distances(first.to_dict("records"))
     say = same.groupby("family")["worst_gradient"].max().to_dict()
-    good = max(say.values()) <= 2 and same["missed"].sum() == 0 and max(off.values()) <= allowed
-    say |= {"n": int(same["parameters"].map(len).sum())}
-    return say | {"losses": off["fused"] / off["huggingface"]}, good
+    count = same["parameters"].map(len).groupby(same["family"]).sum()
+    good = max(say.values()) <= 2 and same["missed"].sum() == 0
+    return say | {"n": int(count["fused"]), "liger_n": int(count["liger"])}, good

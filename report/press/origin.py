@@ -13,15 +13,22 @@ def older(rows: pd.DataFrame) -> bool:
 
 def origin(rows: pd.DataFrame) -> str:
     """Days and commits of rows, such as "21–25 Nov, 3 commits"; empty for rows that have none."""
-    if not {"began", "commit"} <= {*rows} or rows["began"].isna().all():
+    if "commit" not in rows or not (first := days(rows)):
         return ""
-    days = pd.to_datetime(rows["began"].dropna().astype(str)).sort_values()
-    first, last = (f"{day.day} {day:%b}" for day in (days.iloc[0], days.iloc[-1]))
-    if first[-3:] == last[-3:] and first != last:
-        first = first[:-4]
     commits = sorted({str(commit)[:7] for commit in rows["commit"].dropna()})
     code = " ".join(commits) if len(commits) < 3 else f"{len(commits)} commits"
-    return ", ".join(filter(None, ["–".join(dict.fromkeys([first, last])), code]))
+    return ", ".join(filter(None, [first, code]))
+
+
+def days(rows: pd.DataFrame) -> str:
+    """Days of rows, such as "21–25 Nov"; empty for rows that have none."""
+    if "began" not in rows or rows["began"].isna().all():
+        return ""
+    every = pd.to_datetime(rows["began"].dropna().astype(str)).sort_values()
+    first, last = (f"{day.day} {day:%b}" for day in (every.iloc[0], every.iloc[-1]))
+    if first[-3:] == last[-3:] and first != last:
+        first = first[:-4]
+    return "–".join(dict.fromkeys([first, last]))
 
 
 def stated(rows: pd.DataFrame) -> str:

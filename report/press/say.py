@@ -8,7 +8,8 @@
 
 They stand in `report/claims/<topic>.py`. A machine's set of recordings answers if it has a row of
 each case that the claim selects and the profile `full` measures; nothing is borrowed from another.
-A number is of the newest such set, its range over all in brackets where rounding shows one.
+A number is of the newest such set, and beside it stands each other machine's, where it differs:
+"1.11× (H100 1.18×)". Of code that no version changed it is the range over all sets.
 """
 
 import importlib
@@ -28,7 +29,7 @@ import pandas as pd
 from fusedlib.bench import machine as machines
 from press import display
 from press.formats import MISSING, is_missing, spread
-from press.origin import older, origin
+from press.origin import days, older, origin
 from press.published import MACHINE
 from study.rows import REPLAY, folders, key, load
 
@@ -44,15 +45,15 @@ ORDER = ("H200", "H100")
 @dataclass(frozen=True)
 class Answer:
     """What one set says. `holds` is None where a number is missing, so that nobody can tell, or
-    where the rule raised `error`, which is a mistake of its author. `origin` and `older`: days and
-    commits of its rows, and whether code has changed since."""
+    where the rule raised `error`, which is a mistake of its author. `origin`: days and commits of
+    its rows; `older`: their days, where the code has changed since."""
 
     set: str
     values: dict[str, Any]
     holds: bool | None
     error: str = ""
     origin: str = ""
-    older: bool = False
+    older: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,13 +88,13 @@ class Standing:
 
     @property
     def mark(self) -> str:
-        """The status beside the machine, with days and commits where the newest rows are older."""
+        """The status beside the machine, with its days where the newest rows are of older code."""
         if self.errors:
             return f"error in the claim: {self.errors[0]}"
         if not self.decided:
             return ""
         newest = self.decided[-1]
-        old = f", {newest.origin}" if newest.older else ""
+        old = f", {newest.older}" if newest.older else ""
         return f"{self.status} {_place(self.machine)}{old}"
 
 
@@ -110,11 +111,12 @@ class Claim:
     first: str = ""
     repeats: str = MEASURED
     lead: str = ""
+    unchanged: bool = False
     standings: tuple[Standing, ...] = ()
 
     @property
     def shown(self) -> str:
-        """The machine whose numbers stand in the sentence: the first that has them."""
+        """The machine whose numbers come first in the sentence: the first that has them."""
         return next((one.machine for one in self.standings if one.decided), "")
 
     @property
@@ -132,7 +134,9 @@ class Claim:
 
     def answer(self, name: str, rows: Rows) -> Answer:
         """The rule over the rows of one set. A NaN is no answer; what it raises is shown."""
-        nothing = Answer(name, {}, None, origin=origin(rows), older=older(rows))
+        nothing = Answer(
+            name, {}, None, origin=origin(rows), older=days(rows) if older(rows) else ""
+        )
         try:
             values, holds = self.rule(rows)
             values, holds = {n: _plain(value) for n, value in values.items()}, _plain(holds)
@@ -145,7 +149,7 @@ class Claim:
     def sentence(self) -> str:
         """The sentence with its numbers; a dash stands for what nobody measured."""
         fields = string.Formatter().parse(self.template)
-        numbers = self.numbers()
+        numbers = self.beside()
         text = "".join(words + numbers.get(name or "", "") for words, name, *_ in fields)
         text = f"{_place(self.others)}: {text}" if self.others else text
         return text[:1].upper() + text[1:]
@@ -154,6 +158,18 @@ class Claim:
         """The sentence's numbers by name, of the machine that it speaks of or of another."""
         texts = self.spreads(machine or self.shown).items()
         return {name: text.partition(" [")[0] for name, text in texts}
+
+    def beside(self) -> dict[str, str]:
+        """The same, and in brackets each other machine's where they differ."""
+        others = [one.machine for one in self.standings if one.decided][1:]
+        texts = {}
+        for name, text in self.numbers().items():
+            differing = [
+                f"{_place(machine)} {number}" for machine in others
+                if (number := self.numbers(machine)[name]) != text
+            ]  # fmt: skip
+            texts[name] = f"{text} ({', '.join(differing)})" if differing else text
+        return texts
 
     def spreads(self, machine: str) -> dict[str, str]:
         """A machine's numbers by name, each with its range over sets."""
@@ -167,7 +183,10 @@ class Claim:
 
     def _numbers_of(self, decided: list[Answer]) -> dict[str, str]:
         fields = {n: spec or "" for _, n, spec, _ in string.Formatter().parse(self.template) if n}
-        return {n: spread([a.values[n] for a in decided], spec) for n, spec in fields.items()}
+        values = {n: [a.values[n] for a in decided] for n in fields}
+        if self.unchanged:
+            values = {n: _ends(every) for n, every in values.items()}
+        return {n: spread(values[n], spec) for n, spec in fields.items()}
 
 
 CLAIMS: dict[str, Claim] = {}
@@ -176,7 +195,7 @@ CLAIMS: dict[str, Claim] = {}
 
 def claim(
     name: str, headline: str = "", *, of: Callable[[Rows], Rows], first: str = "",
-    repeats: str = MEASURED, lead: str = "",
+    repeats: str = MEASURED, lead: str = "", unchanged: bool = False,
 ) -> Callable[[Rule], Rule]:  # fmt: skip
     """State a claim. Its sentence is the docstring of its rule, which takes the rows of one set,
     and gives the numbers and whether the claim holds.
@@ -189,7 +208,9 @@ def claim(
         first: what it said before a recording contradicted it and its author reworded it.
         repeats: what another recording repeats: "measured", or, where the result is the same by
             nature, "counted" (bytes) or "same seeds" (a replay of the same random numbers).
-        lead: the machine whose numbers stand in the sentence, if not the first of `ORDER`.
+        lead: the machine whose numbers come first in the sentence, if not the first of `ORDER`.
+        unchanged: no recording had other code of what is compared, so that its numbers are ranges
+            over all of them.
     """
     topic, _, anchor = name.partition("/")
     if not anchor or repeats not in REPEATS:
@@ -199,7 +220,8 @@ def claim(
         text = " ".join((inspect.getdoc(rule) or "").split())
         if not text:
             raise ValueError(f'the claim "{name}" needs its sentence as the rule\'s docstring')
-        CLAIMS[name] = Claim(topic, anchor, headline, of, rule, text, first, repeats, lead)
+        CLAIMS[name] = Claim(topic, anchor, headline, of, rule, text, first, repeats, lead,
+                             unchanged)  # fmt: skip
         return rule
 
     return state
@@ -234,14 +256,15 @@ def filled(words: str, machine: str = "") -> str:
     """A text with `{topic/claim/number}` replaced by that number as the claim's sentence writes it.
 
     Args:
-        machine: whose numbers they are, by default the sentence's.
+        machine: whose numbers they are alone, by default all that the sentence has.
 
     A dash stands for one that is not there.
     """
 
     def number(match: re.Match[str]) -> str:
         topic, claim, value = match[1].split("/")
-        return evaluate(f"{topic}/{claim}").numbers(machine).get(value, MISSING)
+        it = evaluate(f"{topic}/{claim}")
+        return (it.numbers(machine) if machine else it.beside()).get(value, MISSING)
 
     return re.sub(r"\{([^{}]+/[^{}]+/[^{}]+)\}", number, words)
 
@@ -304,6 +327,14 @@ def _by_age(rows: Rows) -> Rows:
         return rows
     ended = rows.groupby(["machine", "set"])["measured_at"].transform("max").astype(str)
     return rows.iloc[ended.argsort(kind="stable")]
+
+
+def _ends(values: list[Any]) -> list[Any]:
+    """The range of numbers, or of ranges; what is no number stays."""
+    if not all(isinstance(value, int | float | tuple) for value in values):
+        return values
+    ends = [value if isinstance(value, tuple) else (value, value) for value in values]
+    return [(min(low for low, _ in ends), max(high for _, high in ends))] if ends else values
 
 
 def _place(machine: str) -> str:
