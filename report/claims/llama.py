@@ -165,25 +165,6 @@ def adamw(rows: pd.DataFrame) -> tuple[dict, bool]:
     return say, 1.02 < say["liger"] < say["plain"]
 
 
-@claim(
-    "llama/held",
-    of=lambda rows: rows.query(
-        f"{ARMS} and provider in ['huggingface', 'liger', 'inductor-causal', 'fused']"
-    ),
-    first="With fusedlib they hold at most 80 % of what they hold with Liger",
-)
-def held(rows: pd.DataFrame) -> tuple[dict, bool]:
-    """Forward and backward of Llama-3.2-1B (bf16, 4 × 2,048) hold {fused_gib:3 GiB} besides weights
-    and gradients with fusedlib, at most 85 % of the {liger_gib:3 GiB} with Liger. They hold
-    {huggingface_gib:3 GiB} with Hugging Face, and {compiled_gib:3 GiB} with torch.compile, told
-    that attention is causal."""
-    gib = medians(rows, "activations_gib")
-    say = {"fused_gib": gib["fused"], "liger_gib": gib["liger"]}
-    say |= {"huggingface_gib": gib["huggingface"], "compiled_gib": gib["inductor-causal"]}
-    less = 1.5 * say["compiled_gib"] < say["huggingface_gib"]
-    return say, less and gib["fused"] <= 0.85 * gib["liger"]
-
-
 OF_150K = "vocabulary == 151936 and hidden_size == 4096"
 
 
