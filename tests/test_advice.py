@@ -123,8 +123,8 @@ def test_a_line_that_a_card_lacks_has_a_dash():
     for one, line in zip(advice.SETTINGS, body, strict=True):
         for card, cell in zip(CARDS, line[2:4], strict=True):
             assert (cell == MISSING) == bool(pd.isna(given(one)["factor"][card]))
-    few = next(line for line in body if line[0] == "| a Llama, few tokens")
-    assert "older code" in few[2] and "older code" not in few[3], "no difference of cards"
+    whole = next(line for line in body if line[0] == "| a Llama, and AdamW")
+    assert "older code" in whole[2] and "older code" not in whole[3], "no difference of cards"
 
 
 def test_times_and_counts_of_single_cases_and_older_code_are_the_rows_own():
@@ -143,7 +143,7 @@ def test_times_and_counts_of_single_cases_and_older_code_are_the_rows_own():
 
 def test_what_the_lines_say_of_turns_memory_and_checkpoints_is_so():
     apart = {one.have for one in advice.SETTINGS if one.by != "provider"}
-    assert apart == {"autocast, and the GPU waits", "AdamW's update",
+    assert apart == {"AdamW's update",
                      "a large model, and bf16 will do", "large MLPs, and TF32 will do"}  # fmt: skip
     two = load("compilers").query("work.str.contains('fsdp2') and processes == 2")
     began = pd.to_datetime(two["began"]).groupby(two["provider"]).unique().map(lambda day: day[0])

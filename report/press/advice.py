@@ -57,28 +57,34 @@ LLAMA = "experiment == 'step' and dtype == 'bfloat16' and group"
 CAUSAL = f"experiment == 'race' and head_dim == 64 and context_length >= 4096 and {BOTH_PASSES}"
 HALF = f"{CAUSAL} and dtype == 'bfloat16'"
 CHECKPOINT = "experiment == 'checkpoint' and context_length == 2944 and precision == 'bf16'"
+LOG_PROBS = (
+    "experiment == 'log-probs' and vocabulary == 151936 and hidden_size == 4096 "
+    f"and ignored_share == 0 and {BOTH_PASSES}"
+)
 SHAPE, STEP = ("tokens", "hidden_size"), ("model", "tokens")
 CONTEXT = ("context_length", "head_dim")
 SIZES = {
-    "tokens": "{} tokens", "hidden_size": "hidden {}", "context_length": "{} tokens a sequence",
+    "tokens": "{} tokens", "hidden_size": "hidden {}", "context_length": "{} tokens each",
     "batch_size": "{} sequences", "head_dim": "heads {} wide",
 }  # fmt: skip
 SETTINGS = (
     Setting(
         "training", "bf16", "a Llama", "`apply_to(model)`", "Hugging Face's",
-        "llama", f"{LLAMA} == 'arms'", "fused", "huggingface",
+        "llama", "(experiment == 'step' and group == 'arms' or experiment == 'families') "
+        "and dtype == 'bfloat16' and model == 'Llama-3.2-1B'", "fused", "huggingface",
         ("08_model", "What each part gives"), STEP,
     ),
     Setting(
         "training", "bf16", "a Llama, and AdamW", "`apply_to(model)`",
-        "Hugging Face's step; without torch.compile",
+        "Hugging Face's step",
         "llama", f"{LLAMA} == 'whole'", "fused", "huggingface",
         ("08_model", "or nothing"), STEP,
     ),
     Setting(
         "training", "bf16", "a Llama, few tokens", "`apply_to(model)`, and time it",
         "Hugging Face's",
-        "llama", f"{LLAMA} == 'sizes' and tokens <= 2048", "fused", "huggingface",
+        "llama", f"{LLAMA} == 'sizes' and tokens <= 2048 and repetitions >= 30", "fused",
+        "huggingface",
         ("08_model", "or nothing"), STEP,
     ),
     Setting(
@@ -89,14 +95,24 @@ SETTINGS = (
     ),
     Setting(
         "training", "bf16", "two GPUs, FSDP2", "`apply_to(model)` before `fully_shard`",
-        "Hugging Face's, recorded hours earlier; gradients, or weights too, sharded; no Liger",
+        "Hugging Face's, hours earlier; gradients, or weights too, sharded",
         "compilers",
         "work in ['distributed fsdp2-2', 'distributed fsdp2-3'] and processes == 2",
         "fused", "huggingface", ("08_model", "or nothing"), ("model",),
     ),
     Setting(
+        "training", "bf16", "log-probabilities, as for GRPO", "`linear_log_probs(x, w, targets)`",
+        "TRL's, vocabulary 151,936; the compiled formula takes less time and more memory", "llama",
+        LOG_PROBS, "fused", "trl", ("08_model", "Log-probabilities"), SHAPE,
+    ),
+    Setting(
+        "training", "bf16", "a Llama whose bits depend on the batch", "`with batch_invariant():`",
+        "the patched model outside of it: what it costs", "llama", "group == 'invariant'",
+        "fused-invariant", "fused", ("08_model", "Log-probabilities"), STEP,
+    ),
+    Setting(
         "training", "bf16", "a SwiGLU MLP, many tokens", PACKED,
-        "PyTorch's MLP; QuACK without its search", "kernels",
+        "PyTorch's MLP", "kernels",
         f"{MLP} == 'models' and launch == 'python' and {BOTH_PASSES}",
         "fused", "eager", ("01_kernel", "Beside the library"), SHAPE,
     ),
@@ -107,16 +123,15 @@ SETTINGS = (
     ),
     Setting(
         "training", "bf16", "autocast, and the GPU waits", "`compile(model)`",
-        "the eager step of another session; of 2.7b the GPU does not wait", "end_to_end",
-        "precision == 'bf16 autocast' and model != '2.7b' and context_length == 256 and "
-        "attention == 'plain' and (experiment == 'model' and provider == 'inductor' or "
-        "experiment == 'step' and provider == 'eager')",
-        "model", "step", ("03_clock", "Whole models"), ("model", "context_length"),
-        "step_median_ms", "experiment",
+        "the eager step; of 2.7b the GPU does not wait", "end_to_end",
+        "experiment == 'model' and precision == 'bf16 autocast' and model != '2.7b' and "
+        "context_length == 256 and attention == 'plain'",
+        "inductor", "eager", ("03_clock", "Whole models"), ("model", "context_length"),
+        "step_median_ms",
     ),
     Setting(
         "training", "fp32", "AdamW's update", "`AdamW(parameters, fused=True)`",
-        "the default, `foreach`; weights are fp32 under autocast, too",
+        "the default, `foreach`",
         "end_to_end", "experiment == 'optimizer' and model == '2.7b'", "fused", "foreach",
         ("04_memory", "A whole step"), ("model",), "optimizer_median_ms", "optimizer",
     ),
@@ -154,39 +169,39 @@ SETTINGS = (
     ),
     Setting(
         "inference", "bf16", "a SwiGLU MLP, forward alone", PACKED,
-        "PyTorch's MLP; QuACK without its search", "kernels",
+        "PyTorch's MLP", "kernels",
         f"{MLP} == 'models' and launch == 'python' and direction == 'forward'",
         "fused", "eager", ("01_kernel", "Beside the library"), SHAPE,
     ),
     Setting(
         "long context", "bf16", "attention of your own lines",
         "`SDPA(q, k, v, is_causal=True)`",
-        "plain attention (SDPA by cuDNN); FlashAttention-3 not run", "attention",
+        "plain attention (SDPA by cuDNN), from Python", "attention",
         f"{HALF} and grid == 'course'",
         "cudnn", "plain", ("06_attention", "Time"), CONTEXT,
     ),
     Setting(
         "long context", "bf16", "SDPA's flash, to 8,192 tokens",
-        "`with sdpa_kernel(CUDNN_ATTENTION):`", "SDPA's flash; FlashAttention-3 not run",
+        "`with sdpa_kernel(CUDNN_ATTENTION):`", "SDPA's flash, from Python",
         "attention", f"{HALF} and context_length <= 8192", "cudnn", "flash",
         ("06_attention", "Time"), CONTEXT,
     ),
     Setting(
         "long context", "bf16", "SDPA's flash, from 16,384 tokens",
-        "FlashAttention-4", "SDPA's flash; FlashAttention-3 not run",
+        "`flash_attn.cute`'s FlashAttention-4", "SDPA's flash, from Python",
         "attention", f"{HALF} and context_length >= 16384", "flash-4", "flash",
         ("06_attention", "Time"), CONTEXT,
     ),
     Setting(
         "long context", "bf16", "SDPA with a causal mask as a tensor",
-        "`is_causal=True`, no mask", "the mask tensor", "attention",
-        "experiment == 'call' and launch == 'graph'", "causal-flag", "mask-tensor",
+        "`is_causal=True`, no mask", "the mask tensor, from Python", "attention",
+        "experiment == 'call' and launch == 'python'", "causal-flag", "mask-tensor",
         ("06_attention", "Which kernel runs?"), CONTEXT,
     ),
     Setting(
         "long context", "fp32", "attention in fp32",
         "`SDPA(q, k, v, is_causal=True)`",
-        "plain attention (SDPA by *efficient*)", "attention",
+        "plain attention (SDPA by *efficient*), from Python", "attention",
         f"{CAUSAL} and dtype == 'float32' and grid == 'course'",
         "efficient", "plain", ("06_attention", "Time"), CONTEXT,
     ),
@@ -195,6 +210,11 @@ SETTINGS = (
         "Hugging Face's, in sequences that fit", "llama",
         "experiment == 'limit' and grows == 'batch'", "fused", "huggingface",
         ("08_model", "What a layer keeps"), ("model", "context_length"), "largest",
+    ),
+    Setting(
+        "memory", "bf16", "log-probabilities, as for GRPO", "`linear_log_probs(x, w, targets)`",
+        "TRL's peak, vocabulary 151,936", "llama", LOG_PROBS, "fused", "trl",
+        ("08_model", "Log-probabilities"), SHAPE, "peak_mib",
     ),
     Setting(
         "memory", "bf16", "a deep stack of MLPs", '`SwiGLUMLP(hidden, inner, save="input")`',
@@ -351,8 +371,9 @@ def lines(rows: pd.DataFrame) -> pd.DataFrame:
         cards = {card: ends[card] for card in ordered_values("machine", ends)}
         said.append({"task": task, "you have": have, "type": typed, **cards, "beside": over})
     table, old = pd.DataFrame(said), rows[rows["old"] & (rows["who"] == WHO[0])]
-    of = (f"{one.have}, {one.machine} {one.rows_of}" for one in old.itertuples())
-    table.attrs = {"of": "; ".join(of)}
+    table.attrs = {"of": "; ".join(
+        f"{card} {', '.join(dict.fromkeys(own['rows_of']))}" for card, own in old.groupby("machine")
+    )}  # fmt: skip
     return table
 
 

@@ -6,11 +6,13 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
+from press.formats import number
 from press.pages import svg
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f]")
 _UNBROKEN = re.compile(r"\S{25,}")
 _PIECE = re.compile(r"[^\s./(]{1,32}[./(]?|[./(]")  # what stays whole of a very long word
+_DECIMAL = re.compile(r"(?<![\w.,])[−-]?\d+\.\d+(e[+-]?\d+)?(?![\w.])")
 _LONG, _SHORT = 34, 14  # characters from which a column of a table holds text that wraps
 _WORD = 14  # characters of its longest piece for which a column of text gets width
 _HEADER = 9
@@ -31,8 +33,11 @@ def soft(text: str) -> str:
 
 
 def datatable(content: dict[str, Any]) -> str:
-    """A table's cells as a dictionary for `datatable` of report.typ; `long` are shares of width."""
-    cells = [[row[at] for row in content["rows"]] for at in range(len(content["columns"]))]
+    """A table's cells as a dictionary for `datatable` of report.typ; `long` are shares of width.
+    Those of a published table have at most four digits: the page has them all."""
+    published = content.get("name", "").startswith("published-")
+    rows = [[_short(cell) if published else cell for cell in row] for row in content["rows"]]
+    cells = [[row[at] for row in rows] for at in range(len(content["columns"]))]
     lengths = [max(map(len, column), default=0) for column in cells]
     # Beside long text, the shorter text of other columns wraps too.
     least = _SHORT if max(lengths) > 2 * _LONG else _LONG
@@ -46,9 +51,19 @@ def datatable(content: dict[str, Any]) -> str:
         "align": content["align"],
         "stub": content["stub"],
         "long": [float(f"{min(share, 8) ** 0.75:.3g}") for share in shares],
-        "rows": [[*map(soft, row)] for row in content["rows"]],
+        "rows": [[*map(soft, row)] for row in rows],
     }
     return f"json(bytes({quoted(json.dumps(data))}))"
+
+
+def _short(cell: str) -> str:
+    """A cell whose decimal numbers have four digits where they have more."""
+
+    def four(match: re.Match[str]) -> str:
+        digits = re.sub(r"e.*|[−.-]", "", match[0]).lstrip("0")
+        return number(float(match[0].replace("−", "-")), 4) if len(digits) > 4 else match[0]
+
+    return _DECIMAL.sub(four, cell)
 
 
 def _longest_piece(cells: list[str]) -> int:
