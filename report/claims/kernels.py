@@ -46,8 +46,8 @@ def models(rows: pd.DataFrame) -> tuple[dict, bool]:
 )
 def fp32(rows: pd.DataFrame) -> tuple[dict, bool]:
     """At torch's "highest" setting, forward and backward of large layers, fusedlib is {liger:3×} as
-    fast as Liger. It is {split:3×} as fast as an untuned kernel of ours with Triton's tf32x3. Its
-    output and gradients err at most {error:2%} as much as Liger's."""
+    fast as Liger. It is {split:3×} as fast as an untuned kernel of ours with Triton's tf32x3. The
+    relative error of its output and gradients is at most {error:2%} of Liger's."""
     speed = ratio(rows, of="fused").groupby("provider")["ratio"].agg(["min", "max"])
     ends = speed.reindex(["liger", "triton-tf32x3"]).apply(tuple, axis=1)
     errors = rows.pivot_table(FACTORS, "provider", "shape")

@@ -259,8 +259,8 @@ def gemma_memory(rows: pd.DataFrame) -> tuple[dict, bool]:
     repeats="same seeds",
 )
 def gradients(rows: pd.DataFrame) -> tuple[dict, bool]:
-    """At equal weights none of {n:,d} gradients of a patched Llama of four layers errs more than
-    twice as much as Hugging Face's, nor does one of {liger_n:,d} in two settings of Liger. The
+    """At equal weights none of {n:,d} gradients of a patched Llama of four layers has more than
+    twice the error of Hugging Face's, nor does one of {liger_n:,d} in two settings of Liger. The
     largest error is {fused:3×} Hugging Face's with fusedlib and {liger:3×} with Liger."""
     same = rows[rows["family"].isin(["fused", "liger"]) & rows["missed"].notna()]
     say = same.groupby("family")["worst_gradient"].max().to_dict()
