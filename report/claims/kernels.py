@@ -39,7 +39,7 @@ def models(rows: pd.DataFrame) -> tuple[dict, bool]:
 
 @claim(
     "kernels/fp32",
-    "Split onto tensor cores, fp32 products are faster and more exact than all others we timed",
+    'At "highest" fp32 products on tensor cores are faster and more exact than others we timed',
     of=lambda rows: rows.query(
         f"{LARGE} and {STEP} and precision == 'highest' and provider not in ['products', 'quack']"
     ),  # QuACK takes no fp32
