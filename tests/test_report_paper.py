@@ -71,7 +71,7 @@ def test_page_one_has_what_came_out_and_three_results_each_with_its_command(pape
         [topic] = re.findall(r"`python -m study (\w+) --profile full`", result)
         assert len(load(topic))
     [table] = [o.data[TABLE_MIME] for o in first if TABLE_MIME in o.data]
-    assert len(table.rows) <= 7 and not any(meaning(o).get("kind") == "figure" for o in first)
+    assert len(table.rows) <= 9 and not any(meaning(o).get("kind") == "figure" for o in first)
     counted = [re.fullmatch(r"(\d+) of (\d+)", row[5]).groups() for row in table.rows]
     assert sum(int(of) for _, of in counted) == len(factors())
 
