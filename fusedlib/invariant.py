@@ -56,15 +56,14 @@ def is_batch_invariant() -> bool:
 def _enter(step: int) -> None:
     global _blocks
     with _COUNTING:
-        before, _blocks = _blocks > 0, _blocks + step
-        if before == (_blocks > 0):
-            return
-        exchange_prepared()
-        if before:
-            while _put_back:
-                _put_back.pop()()
-        elif torch.cuda.is_available() and torch.version.cuda is not None:
-            _put_back.append(_forbid_shared_sums())
+        begins, ends = _blocks == 0, _blocks + step == 0
+        if begins and torch.cuda.is_available() and torch.version.cuda is not None:
+            _put_back.append(_forbid_shared_sums())  # first, for torch may refuse
+        _blocks += step
+        if begins or ends:
+            exchange_prepared()
+        while ends and _put_back:
+            _put_back.pop()()
 
 
 def _forbid_shared_sums() -> Callable[[], None]:

@@ -25,6 +25,20 @@ def test_blocks_in_blocks_and_those_that_raise_end_where_they_began():
     assert not is_batch_invariant()
 
 
+def test_a_block_that_cannot_begin_leaves_all_as_it_was(monkeypatch):
+    def refused():
+        raise RuntimeError("torch was built without cuBLASLt")
+
+    outside = launch.prepared("a call", lambda: object())
+    monkeypatch.setattr("fusedlib.invariant._forbid_shared_sums", refused)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with pytest.raises(RuntimeError, match="cuBLASLt"), fusedlib.batch_invariant():
+        pass
+    assert not is_batch_invariant()
+    assert launch.prepared("a call", lambda: object()) is outside
+
+
 def test_what_was_prepared_outside_is_there_again_and_nothing_of_it_inside():
     outside = launch.prepared("a call", lambda: object())
     with fusedlib.batch_invariant():
