@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from threading import Lock
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from fusedlib.launch import exchange_prepared
 
 _blocks = 0  # entered and not left, by any thread: autograd's run backward
-_put_back: list[Callable[[], None]] = []  # what tells torch what it was told before the first
+_told_before = ExitStack()  # tells torch what it was told before the first
 _COUNTING = Lock()
 
 
@@ -58,26 +58,23 @@ def _enter(step: int) -> None:
     with _COUNTING:
         begins, ends = _blocks == 0, _blocks + step == 0
         if begins and torch.cuda.is_available() and torch.version.cuda is not None:
-            _put_back.append(_forbid_shared_sums())  # first, for torch may refuse
+            _forbid_shared_sums()  # first, for torch may refuse
         _blocks += step
         if begins or ends:
             exchange_prepared()
-        while ends and _put_back:
-            _put_back.pop()()
+        if ends:
+            _told_before.close()
 
 
-def _forbid_shared_sums() -> Callable[[], None]:
-    """Tell cuBLAS, and give what tells it what it was told before."""
-    library, matmul = torch.backends.cuda.preferred_blas_library(), torch.backends.cuda.matmul
-    names = [f"allow_{half}_reduced_precision_reduction" for half in ("bf16", "fp16")]
-    allowed = [(getattr(matmul, name), getattr(matmul, f"{name}_split_k")) for name in names]
-    torch.backends.cuda.preferred_blas_library("cublaslt")  # the others have no such setting
-    for name in names:
-        setattr(matmul, name, (False, False))
-
-    def put_back() -> None:
-        for name, before in zip(names, allowed, strict=True):
-            setattr(matmul, name, before)
-        torch.backends.cuda.preferred_blas_library(library)
-
-    return put_back
+def _forbid_shared_sums() -> None:
+    """Tell cuBLAS; closing `_told_before` tells it what it was told before, all or nothing."""
+    choose, matmul = torch.backends.cuda.preferred_blas_library, torch.backends.cuda.matmul
+    with ExitStack() as told:
+        told.callback(choose, choose())
+        choose("cublaslt")  # the others have no such setting
+        for half in ("bf16", "fp16"):
+            name = f"allow_{half}_reduced_precision_reduction"
+            before = getattr(matmul, name), getattr(matmul, f"{name}_split_k")
+            told.callback(setattr, matmul, name, before)
+            setattr(matmul, name, (False, False))
+        _told_before.callback(told.pop_all().close)

@@ -1,5 +1,7 @@
 """`fusedlib.batch_invariant`: what it changes comes back. Its bits are a law: tests/laws."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -25,16 +27,40 @@ def test_blocks_in_blocks_and_those_that_raise_end_where_they_began():
     assert not is_batch_invariant()
 
 
-def test_a_block_that_cannot_begin_leaves_all_as_it_was(monkeypatch):
-    def refused():
-        raise RuntimeError("torch was built without cuBLASLt")
+class Products:
+    """torch.backends.cuda.matmul of a machine that refuses some settings."""
+
+    def __init__(self, refused):
+        before = {name: True for each in TOLD for name in (each, f"{each}_split_k")}
+        vars(self).update(before, refused=refused)
+
+    def __setattr__(self, name, value):
+        if name == self.refused:
+            raise RuntimeError(f"torch refuses {name}")
+        allowed, split = value
+        vars(self).update({name: allowed, f"{name}_split_k": split})
+
+
+@pytest.mark.parametrize("refused", ["cublaslt", *TOLD, ""])
+def test_a_block_leaves_all_as_it_was_also_where_it_cannot_begin(monkeypatch, refused):
+    chosen = ["cublas"]
+
+    def library(name=None):
+        if name and name == refused:
+            raise RuntimeError(f"torch was built without {name}")
+        chosen.extend([name] * (name is not None))
+        return chosen[-1]
 
     outside = launch.prepared("a call", lambda: object())
-    monkeypatch.setattr("fusedlib.invariant._forbid_shared_sums", refused)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    with pytest.raises(RuntimeError, match="cuBLASLt"), fusedlib.batch_invariant():
-        pass
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", library)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", Products(refused))
+    before = told()
+    refuses = pytest.raises(RuntimeError, match=refused) if refused else nullcontext()
+    with refuses, fusedlib.batch_invariant():
+        assert (told(), chosen[-1]) == ([(False, False)] * 2, "cublaslt")
+    assert (told(), chosen[-1]) == (before, "cublas")
     assert not is_batch_invariant()
     assert launch.prepared("a call", lambda: object()) is outside
 

@@ -1074,7 +1074,9 @@ def one_block_right_and_two_wrong(measured: Rows) -> bool:
 
 def second_version_wrong(measured: Rows) -> bool:
     second = of(measured, experiment="errors", provider="second-version-emulated")
-    return len(second) > 5 and bool((second[["d_w_gate_error", "d_w_up_error"]] > 0.9).all(None))
+    return len(second) > 5 and bool(
+        (second[["d_w_gate_error", "d_w_up_error"]] > 0.9).all(axis=None)
+    )
 
 
 def published_kernel_is_all_wrong(measured: Rows) -> bool:
