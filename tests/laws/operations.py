@@ -76,6 +76,8 @@ class Operation:
         bound: how far an element of a result or gradient may be off, of `bounds`. Plain PyTorch is
             held to it too, at the borders and at drawn sizes. The tolerance rule, of PyTorch's own
             error, holds besides, at `sizes`.
+        stated: by result or gradient, how far its worst element may be off at such sizes, to its
+            root mean square, however small PyTorch's own error is there; not at `sizes`.
         refused: settings that are errors; `call` takes them in place of its own.
         dense: so are sparse and nested operands.
         public: checks its operands, and has registered operators; or part of a patched model.
@@ -102,6 +104,7 @@ class Operation:
     keeps_fp32: bool = False
     casts: bool = False
     bound: Callable[..., bounds.Bounds] | None = None
+    stated: dict[str, Callable[[Sizes], float]] = field(default_factory=dict)
     refused: tuple[dict[str, Any], ...] = ()
     dense: bool = False
     public: bool = True
@@ -375,6 +378,11 @@ NO_LOSS = (
 )  # fmt: skip
 
 
+def of_each_p(sizes: Sizes) -> float:
+    """An error of `fusedlib.ops.loss.kernels`; the largest magnitude of a row is about log V."""
+    return (8 + math.log2(sizes["v"]) + math.log(sizes["v"])) * 2**-23
+
+
 def loss(
     call: Callable[..., Any], names: str,
     plain: Callable[..., Any] = reference.linear_cross_entropy, *, learns: str = "",
@@ -412,7 +420,7 @@ def loss(
         # By token statistics, weights and losses; else the gradients, that of a half's W in fp32,
         # and which tokens count.
         keeps=("10t", "v") if by_token else ("t h", "v h", "v", "t", ""), keeps_fp32=True,
-        gpu_tuning={"loss_logits_bytes": 2**22},
+        gpu_tuning={"loss_logits_bytes": 2**22}, stated={"d_bias": of_each_p},
         refused=(
             *({"ignore_index": number} for number in (1.5, True, 2**70, -(2**63) - 1)),
             {"softcap": 0.0}, {"softcap": "a"}, *(NO_POLICY if "tokens" in operands else NO_LOSS),

@@ -201,7 +201,8 @@ def wide(named: Named) -> Named:
 
 
 def misses(
-    case: Case, call: Callable[..., Any] | None = None, times: float = 1.0
+    case: Case, call: Callable[..., Any] | None = None, times: float = 1.0,
+    stated: dict[str, float] | None = None,
 ) -> list[str]:  # fmt: skip
     """What the one tolerance rule rejects of results and gradients, against float64."""
 
@@ -211,7 +212,8 @@ def misses(
             case.operation.plain, **(wide(case.operands) if is_wide else {}) | leaves
         )
 
-    return checks.misses(partial(case.results, call), plain, case.leaves, case.upstream, times)
+    compute = partial(case.results, call)
+    return checks.misses(compute, plain, case.leaves, case.upstream, times, stated)
 
 
 def differences(found: Named, wanted: Named) -> list[str]:
@@ -281,7 +283,8 @@ def wrong(case: Case) -> list[str]:
 
     With a term or two in a sum plain PyTorch may be exact, and of few numbers the worst is lucky.
     """
-    bounded, missed = case.bounded(), misses(case, times=2)
+    stated = {name: of(case.sizes) for name, of in case.operation.stated.items()}
+    bounded, missed = case.bounded(), misses(case, times=2, stated=stated)
     return beyond_bound(case) + [m for m in missed if m.partition(":")[0] not in bounded]
 
 
