@@ -1,16 +1,17 @@
 """Small executed notebooks, made without a kernel from what `display` really emits."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import nbformat
 import pandas as pd
-from matplotlib.figure import Figure
 
-from press import display, style
+from press import display, show
 from press.pages.preprocessors import Headings, Numbers
+from press.plots import Picture
 
 
 def outputs_of(*shows: Callable[[], None]) -> list[Any]:
@@ -107,16 +108,8 @@ def wide(columns: int = 4, rows: int = 5) -> pd.DataFrame:
     return pd.DataFrame(data, index=index)
 
 
-def curves() -> Figure:
+def curves(alt: str) -> Picture:
     """A drawing with clip paths and a legend."""
-    fig, ax = style.new()
-    steps = list(range(1, 11))
-    for name, top in (("forward", 4.0), ("backward", 7.0)):
-        times = [top / step + 1 for step in steps]
-        style.line(ax, steps, times, name)
-    style.reference_line(ax, y=1.0, label="settled")
-    ax.set_yscale("log")
-    ax.set_xlabel("Step")
-    ax.set_ylabel("Time, ms")
-    style.legend(fig)
-    return fig
+    rows = [{"tokens": at, "median_ms": top / at + 1, "provider": name}
+            for name, top in (("fused", 4.0), ("eager", 7.0)) for at in range(1, 11)]  # fmt: skip
+    return replace(show.lines(pd.DataFrame(rows), "tokens", "median_ms"), alt=alt)

@@ -164,11 +164,10 @@ savefig.bbox: tight
 """
 DRAW = """
 import sys
-from press import style
-fig, ax = style.new(2.0)
-style.line(ax, [1, 2], [1000, 2000.5], "fused")
-style.legend(fig)
-sys.stdout.write(style.svg(fig))
+import pandas as pd
+from press import show
+rows = pd.DataFrame({"tokens": [1, 2], "median_ms": [1000, 2000.5], "provider": "fused"})
+sys.stdout.write(show.lines(rows, "tokens", "median_ms").svg)
 """
 
 

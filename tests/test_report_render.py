@@ -114,8 +114,8 @@ def _good(path: Path) -> Path:
             *outputs_of(
                 lambda: display.table(wide(7, 5), caption=f"Wide {ODD}", name="wide", note="$n=3$"),
                 lambda: display.table(odd, caption="Odd", name="odd", topic="kernels"),
-                lambda: display.figure(curves(), caption="C $x$", alt=ODD, name="curve"),
-                lambda: display.figure(curves(), caption="C2", alt="again", name="curve-again"),
+                lambda: display.figure(curves(ODD), caption="C $x$", name="curve"),
+                lambda: display.figure(curves("again"), caption="C2", name="curve-again"),
                 lambda: display.figure(tabs, "Tabs", name="tabs", topic="kernels"),
                 stated("It took 1.23 ms, see [it](#curve).", "kernels-time", "✓ A", "once B"),
                 stated("# It is slow.", "kernels-slow", "✗ A"),
@@ -249,8 +249,8 @@ def test_a_figure_has_its_data_its_command_its_code_and_its_tabs(page: Page) -> 
     assert "python -m study kernels --profile full" in page.text
     assert page.links.count("notebooks/2_good.html") == 5, "the code of each float"
     data = [link for link in page.links if link.startswith("data:text/csv")]
-    assert len(data) == 5, "of tables, and of the figure that has some"
-    assert "ratio" in unquote(data[2]) and "two" in unquote(data[2])
+    assert len(data) == 7, "of tables and figures"
+    assert "ratio" in unquote(data[4]) and "two" in unquote(data[4])
     assert page.source.count('type="radio"') == 2 and page.source.count('class="pane"') == 2
     assert {"#curve", "#method"} <= {*page.links}
 

@@ -8,22 +8,16 @@ are plain text.
 
 import html
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from itertools import groupby
 from typing import Any
 
-import jinja2
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from pandas.io.formats.style import Styler
 
-from press import style
 from press.formats import MISSING, formatted, is_missing, number
 from press.plots import Picture
-from study import paths
 
 TABLE_MIME = "application/vnd.fusedlib.table+json"
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -61,77 +55,50 @@ def table(
     """
     _check("table", name=name, caption=caption)
     frame = frame.data if isinstance(frame, Styler) else frame
-    formats = frame.attrs.get("formats")
     note = " ".join(filter(None, [note, _older(frame.attrs.get("of", ""))])) or None
-    frame = pd.DataFrame({"not measured yet": []}) if frame.empty else frame
     meaning: dict[str, Any] = {"caption": caption, "note": note, "name": name, "topic": topic}
-    emit(table_data(table_json(frame, formats) | meaning), {"kind": "table", **meaning})
+    shown = pd.DataFrame({"not measured yet": []}) if frame.empty else frame
+    content = table_json(shown, frame.attrs.get("formats")) | meaning
+    read = pd.DataFrame(content["rows"], columns=_heads(content))
+    page = f"<p>{html.escape(caption)}</p>{read.to_html(index=False)}"
+    data = {TABLE_MIME: content, "text/html": page, "text/plain": plain_table(content)}
+    emit(data, {"kind": "table", **meaning})
 
 
 def figure(
-    fig: "Figure | Picture | Mapping[str, Picture]", caption: str, alt: str | None = None,
-    name: str = "", topic: str = "",
-) -> None:  # fmt: skip
-    """Show a figure as SVG and close it.
+    pictures: "Picture | Mapping[str, Picture]", caption: str, name: str, topic: str = ""
+) -> None:
+    """Show a picture of `press.show` as SVG, with its data, alternative text and dates.
 
     Args:
-        fig: from `press.show`, whose data, alternative text and dates come with it; several by
-            name, of which a reader of the page chooses one and the PDF has the first; or a
-            matplotlib figure from `style.new`.
+        pictures: one, or several by name, of which a reader of the page chooses one and the PDF has
+            the first.
         caption: Markdown; says what is drawn, of which machine, what bands and bars mean.
-        alt: what a reader who cannot see it should know, in plain text; of a `Picture` its own.
         name: anchor in the report and its file in `figures`, of lower-case letters, digits and
             dashes; no other notebook has it.
         topic: whose rows it shows, for the command that measures them again.
     """
-    tabs = fig if isinstance(fig, Mapping) else {"": fig}
-    data, pictures = None, {n: one for n, one in tabs.items() if isinstance(one, Picture)}
-    if pictures:
-        frames = [one.data.assign(tab=tab) if tab else one.data for tab, one in pictures.items()]
-        data = pd.concat(frames).to_csv(index=False)
-        alt = alt or next(iter(pictures.values())).alt
-        of = "; ".join(dict.fromkeys(one.of for one in pictures.values() if one.of))
-        caption = " ".join(filter(None, [caption, _older(of)]))
-    drawn = {}
-    for tab, one in tabs.items():
-        one = one.figure if isinstance(one, Picture) else one
-        if not isinstance(one, Figure):
-            raise ValueError(f"a figure must be a matplotlib Figure, got {type(one).__name__}")
-        style.say_empty(one)
-        drawn[tab] = style.svg(one)
-        if pyplot := sys.modules.get("matplotlib.pyplot"):
-            pyplot.close(one)
-    _check("figure", name=name, caption=caption, alt=alt or "")
-    meaning = {"kind": "figure", "caption": caption, "alt": alt, "name": name, "data": data,
-               "topic": topic}  # fmt: skip
+    _check("figure", name=name, caption=caption)
+    tabs = pictures if isinstance(pictures, Mapping) else {"": pictures}
+    frames = [one.data.assign(tab=tab) if tab else one.data for tab, one in tabs.items()]
+    of = "; ".join(dict.fromkeys(one.of for one in tabs.values() if one.of))
+    meaning: dict[str, Any] = {
+        "kind": "figure", "caption": " ".join(filter(None, [caption, _older(of)])), "name": name,
+        "alt": next(iter(tabs.values())).alt, "data": pd.concat(frames).to_csv(index=False),
+        "topic": topic,
+    }  # fmt: skip
+    drawn = [{"name": tab, "svg": one.svg, "alt": one.alt} for tab, one in tabs.items()]
     if len(drawn) > 1:
-        alts = (getattr(one, "alt", alt) for one in tabs.values())
-        meaning["tabs"] = [
-            {"name": tab, "svg": svg, "alt": of}
-            for (tab, svg), of in zip(drawn.items(), alts, strict=True)
-        ]
-    emit(figure_data(drawn, meaning), meaning)
+        meaning["tabs"] = drawn
+    page = "".join(f"<p>{html.escape(one['name'])}</p>{one['svg']}" for one in drawn)
+    page = f"<div style='background: white'>{page}<p>{html.escape(meaning['caption'])}</p></div>"
+    data = {"image/svg+xml": drawn[0]["svg"], "text/html": page, "text/plain": meaning["alt"]}
+    emit(data, meaning)
 
 
 def _older(of: str) -> str:
     """What is said of rows that are older than the release's code."""
     return f"*Older rows: {of}.*" if of else ""
-
-
-def figure_data(drawn: Mapping[str, str], meaning: Mapping[str, Any]) -> dict[str, Any]:
-    """The mime types of a figure, HTML with its caption for JupyterLab among them."""
-    first, *others = drawn
-    shown = f"<div style='background: white'>{drawn[first]}</div>"
-    for name in others:
-        shown += (
-            f"<details><summary>{html.escape(name)}</summary>"
-            f"<div style='background: white'>{drawn[name]}</div></details>"
-        )
-    page = (
-        f"<figure id='{meaning['name']}' style='margin: 0'>{shown}"
-        f"<figcaption>{_inline(meaning['caption'])}</figcaption></figure>"
-    )
-    return {"image/svg+xml": drawn[first], "text/html": page, "text/plain": meaning["alt"]}
 
 
 def table_json(frame: pd.DataFrame, formats: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -174,31 +141,13 @@ def _once(stub: Sequence[list[str]]) -> list[list[str]]:
     return shown
 
 
-def table_data(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The mime types of a table's JSON, HTML for JupyterLab among them."""
-    note = content.get("note")
-    page = (
-        f"<table class='fusedlib' id='{content['name']}'>"
-        f"<caption style='text-align: left'>{_inline(content['caption'])}</caption>"
-        f"{_template().rows(content, inline=True)}</table>"
-        + (f"<p class='fusedlib-note'>{_inline(note)}</p>" if note else "")
-    )
-    return {TABLE_MIME: dict(content), "text/html": page, "text/plain": plain_table(content)}
-
-
 def plain_table(content: Mapping[str, Any]) -> str:
     """A table's JSON as text."""
-    heads = [" ".join(filter(None, names)) for names in content["columns"]]
-    return pd.DataFrame(content["rows"], columns=heads).to_string(index=False)
+    return pd.DataFrame(content["rows"], columns=_heads(content)).to_string(index=False)
 
 
-@cache
-def _template() -> Any:
-    """The macros of `table.html.j2`, which the report's template has too."""
-    loader = jinja2.FileSystemLoader(paths.TEMPLATES)
-    environment = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["header_groups"] = header_groups
-    return environment.get_template("table.html.j2").module
+def _heads(content: Mapping[str, Any]) -> list[str]:
+    return [" ".join(filter(None, names)) for names in content["columns"]]
 
 
 def header_groups(columns: Iterable[Sequence[str]]) -> list[tuple[str, int]]:
@@ -232,15 +181,6 @@ def _alignment(cells: list[str]) -> str:
     filled = [cell for cell in cells if cell not in ("", MISSING)]
     numeric = sum(bool(_NUMBER.fullmatch(cell)) and len(cell) <= 32 for cell in filled)
     return "right" if filled and 2 * numeric >= len(filled) else "left"
-
-
-def _inline(text: str) -> str:
-    """The little Markdown of a caption for JupyterLab, which typesets `$...$` by itself."""
-    text = html.escape(text)
-    text = re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", r"<a href='\2'>\1</a>", text)
-    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
-    text = re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", text)
-    return re.sub(r"\*([^*]+)\*", r"<em>\1</em>", text)
 
 
 def _check(kind: str, *, name: str, **texts: str) -> None:

@@ -5,10 +5,7 @@ names, each row naming its source; `sources.toml` beside them says what the sour
 sets one beside what was measured, with a reason for what was not.
 """
 
-import tomllib
 from collections.abc import Mapping
-from functools import cache
-from typing import Any
 
 import pandas as pd
 
@@ -44,12 +41,6 @@ _TYPES = {
 }  # fmt: skip
 
 
-@cache
-def sources() -> dict[str, dict[str, Any]]:
-    """What the sources are, by id: `title`, `what`, `device`, `file`, `notes` and more."""
-    return tomllib.loads((paths.PUBLISHED / "sources.toml").read_text(encoding="utf-8"))
-
-
 def load(table: str) -> pd.DataFrame:
     """One published table as a tidy frame; what a source does not state is missing."""
     known = sorted([WARMUP, *(path.stem for path in paths.PUBLISHED.glob("*.csv"))])
@@ -72,6 +63,12 @@ def stated(table: str) -> pd.DataFrame:
         at = load(name).reset_index().merge(frame)["index"]
         texts = texts.loc[at].reset_index(drop=True)
     return frame.assign(**{figure: texts[figure] for figure in figures})
+
+
+def published(topic: str) -> pd.DataFrame:
+    """The published tables that stand beside a topic's rows, a row a figure; `file` is the name of
+    its table."""
+    return pd.concat([load(name).assign(file=name) for name in OF_TOPIC[topic]], ignore_index=True)
 
 
 def beside(

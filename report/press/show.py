@@ -7,16 +7,17 @@ What a column means stands in `notebooks/study/columns.toml`: label, unit, names
 their order. Rows that differ in something that was not chosen are refused.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from numbers import Number
 from typing import Any
 
+import matplotlib
 import pandas as pd
+from matplotlib.figure import Figure
 from pandas.io.formats.style import Styler
 
 from press import display, plots, style
-from press import published as tables
 from press.columns import (
     column,
     columns,
@@ -29,6 +30,7 @@ from press.columns import (
 from press.formats import is_missing
 from press.origin import stated
 from press.plots import Picture
+from press.published import MACHINE, published
 
 __all__ = ["areas", "bars", "columns", "dots", "lines", "published", "table"]
 
@@ -42,7 +44,7 @@ Columns = str | Sequence[str]
 
 def dots(
     rows: pd.DataFrame, x: str, y: str, by: str = "provider", *, panel: Columns | None = None,
-    reference: float | None = None, most: int = 4, title: str | None = None,
+    reference: float | None = None, most: int = 4, title: str = "",
 ) -> Picture:  # fmt: skip
     """A row a category in `y`, and on it a mark a name in `by` at its `x`.
 
@@ -61,25 +63,26 @@ def dots(
         ValueError: a column is missing, there are more series or machines, or rows on one mark
             differ in something that was not chosen; with what to do.
     """
+    reference = 1.0 if x == "ratio" and reference is None else reference
     return _picture(plots.dots, rows, x, [y], by, panel, most, title, reference)
 
 
 def lines(
     rows: pd.DataFrame, x: str, y: str, by: str = "provider", *, panel: Columns | None = None,
-    reference: float | None = None, most: int = 4, title: str | None = None,
+    most: int = 4, title: str = "",
 ) -> Picture:  # fmt: skip
     """A line a name in `by` over the numbers in `x`, at the height `y`; else as `dots`.
 
     Raises:
         ValueError: as of `dots`; or `x` has no numbers.
     """
+    reference = 1.0 if y == "ratio" else None
     return _picture(plots.lines, rows, y, [x], by, panel, most, title, reference)
 
 
 def bars(
     rows: pd.DataFrame, x: str, y: str, by: str = "provider", *, panel: Columns | None = None,
-    stacked: bool = False, most: int = 4,
-    title: str | None = None,
+    stacked: bool = False, most: int = 4, title: str = "",
 ) -> Picture:  # fmt: skip
     """Lying bars from 0 to `x`, a group a category in `y`; else as `dots`.
 
@@ -91,9 +94,10 @@ def bars(
     """
     several = "machine" in rows and rows["machine"].nunique() > 1
     at = list(dict.fromkeys([y, "machine"])) if stacked and several else [y]
-    return _picture(plots.bars, rows, x, at, by, panel, most, title, None, stacked)
+    return _picture(plots.bars, rows, x, at, by, panel, most, title, stacked=stacked)
 
 
+@matplotlib.rc_context(style.RC)
 def areas(panels: Mapping[str, pd.DataFrame], phases: Sequence[str]) -> Picture:
     """What is held over time, a panel a frame: stacked areas.
 
@@ -102,82 +106,75 @@ def areas(panels: Mapping[str, pd.DataFrame], phases: Sequence[str]) -> Picture:
             is no value of `part` in columns.toml is left out.
         phases: what the time between 0 and 1, 1 and 2, and so on is called.
     """
-    fig, axes = style.new(2.6, max(len(panels), 1), sharey=True, squeeze=False)
-    known = column("part").names
+    fig, known = Figure(figsize=(6.4, 2.6)), column("part").names
+    axes = fig.subplots(1, max(len(panels), 1), sharey=True, squeeze=False)
     names = {n for frame in panels.values() for n, one in frame.items() if n in known and one.any()}
     ordered = ordered_values("part", names)
-    texts = value_labels("part", ordered)
-    with style.slots(dict(zip(texts, looks("part", ordered).values(), strict=True))):
-        for ax, (title, frame) in zip(axes.flat, panels.items(), strict=True):
-            ax.stackplot(
-                frame.index, frame[ordered].to_numpy().T, labels=texts, linewidth=0,
-                colors=[style.colour(text) for text in texts],
-            )  # fmt: skip
-            style.title(ax, title)
-            ax.set_xlim(0, len(phases))
-            ax.set_xticks([at + 0.5 for at in range(len(phases))], phases)
-            ax.grid(axis="x", visible=False)
-    axes.flat[0].set_ylabel("MiB")
-    style.legend(fig)
+    colours = [style.look(slot)["color"] for slot in looks("part", ordered).values()]
     said = []
-    for title, frame in panels.items():
-        held = frame[ordered].sum(axis=1)
+    for ax, (title, frame) in zip(axes.flat, panels.items(), strict=True):
+        parts, labels = frame[ordered], value_labels("part", ordered)
+        ax.stackplot(frame.index, parts.to_numpy().T, labels=labels, linewidth=0, colors=colours)
+        ax.set_title(title)
+        ax.set_xlim(0, len(phases))
+        ax.set_xticks([at + 0.5 for at in range(len(phases))], phases)
+        ax.grid(axis="x", visible=False)
+        held = parts.sum(axis=1)
         phase = phases[min(int(held.idxmax()), len(phases) - 1)]
         said.append(f"{title}: at most {held.max():.3g} MiB, in {phase}")
+    axes.flat[0].set_ylabel("MiB")
+    style.legend(fig)
     data = pd.concat(dict(panels), names=["panel", "time"])
     return Picture(fig, data.reset_index(), f"Areas: MiB by part. {'; '.join(said)}.")
 
 
+@matplotlib.rc_context(style.RC)
 def _picture(
-    draw: Callable[[plots.Chart], Picture], rows: pd.DataFrame, value: str, at: list[str], by: str,
-    panel: Columns | None, most: int, title: str | None, reference: float | None = None,
+    kind: plots.Kind, rows: pd.DataFrame, value: str, at: list[str], by: str,
+    panel: Columns | None, most: int, title: str, reference: float | None = None,
     stacked: bool = False,
 ) -> Picture:  # fmt: skip
-    panels, over = _listed(panel), at[0] if draw is plots.lines else None
-    every = list(dict.fromkeys([*panels, by, *at, "machine"]))
-    marks = _with_marks(rows, [value, *_listed(over)], [*at, by], panels)
-    of = stated(marks)
+    panels, along = _listed(panel), at[0] if kind is plots.lines else None
+    every, numbers = [*dict.fromkeys([*panels, by, *at, "machine"])], [value, *_listed(along)]
+    marks = _with_marks(rows, numbers, [*at, by], panels)
     if marks.empty:
         return _nothing(rows, value, title)
     _require_alike(marks, every, "mark", 'a panel each: panel="{}"')
-    own = _own_machines(marks)
+    of, own = stated(marks), _own_machines(marks)
     groups = marks.groupby(every, dropna=False, observed=True, sort=False)
     marks = groups[[value]].median().reset_index()  # over repetitions
     ordered = {name: ordered_values(name, marks[name]) for name in every}
     _require_few(by, ordered[by], most, f", or most={len(ordered[by])} for all")
     _require_few("machine", ordered["machine"], len(MARKS))
-    if value == "ratio" and reference is None and draw is not plots.bars:
-        reference = 1.0
-    also = 0.0 if draw is plots.bars else reference
-    within = _within(marks, own, [name for name in (value, over) if name], also)
+    within = _within(marks, own, numbers, 0.0 if kind is plots.bars else reference)
     marks, beyond = marks[within], int((~within).sum())
 
     labels = pd.DataFrame({name: _labelled(name, marks[name]) for name in every})
     labels = labels.sort_values(every, kind="stable")
     marks = marks.loc[labels.index]
-    there = [name for name in ordered["machine"] if name is not None]
-    cards = there if there[1:] and "machine" not in (*panels, by, *at) else []
-    place = _whole(marks[over]) if over else _joined(labels, at)
-    shown = pd.DataFrame({"value": marks[value], "place": place, "by": labels[by]})
+    machines = [name for name in ordered["machine"] if name is not None]
+    told_apart = len(machines) > 1 and "machine" not in (*panels, by, *at)
+    place = _whole(marks[along]) if along else _joined(labels, at)
+    shown = pd.DataFrame({"value": marks[value], "place": place, "by": labels[by], "card": 0})
     if panels:
         shown["panel"] = _joined(labels, panels)
-    if cards:
+    if told_apart:
         shown["machine"] = labels["machine"]
-    where = f" ({read('machine', there[0])})" if len(there) == 1 else ""
-    log = draw is not plots.bars and plots.is_log(value, marks[value])
-    says = column(value)
+        shown["card"] = _cards(shown)
+    slots = looks(by, ordered[by]).values()
     chart = plots.Chart(
-        shown, says.label + where, says.format, ", ".join(at), log, reference, stacked
-    )
-    slots = dict(zip(value_labels(by, ordered[by]), looks(by, ordered[by]).values(), strict=True))
-    with style.slots(slots):
-        drawn = draw(chart)
-    _legend(drawn.figure, draw is plots.bars, cards, beyond)
+        shown, dict(zip(value_labels(by, ordered[by]), map(style.look, slots), strict=True)),
+        column(value).label + (f" ({read('machine', machines[0])})" if len(machines) == 1 else ""),
+        column(value).format, ", ".join(at),
+        kind is not plots.bars and plots.is_log(value, marks[value]), reference, stacked,
+    )  # fmt: skip
+    fig = plots.draw(kind, chart)
+    _legend(fig, kind is plots.bars, machines if told_apart else [], beyond)
     if title:
-        drawn.figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=style.INK)
-    data = marks[[name for name in (*every, value) if name in rows]]
-    alt = f"{title.rstrip('.')}. {drawn.alt}" if title else drawn.alt
-    return Picture(drawn.figure, data.reset_index(drop=True), alt, of)
+        fig.suptitle(title, x=0.01, ha="left", fontsize=11)
+    data = marks[[name for name in (*every, value) if name in rows]].reset_index(drop=True)
+    alt = chart.alt("Points" if kind is plots.dots else kind.__name__.capitalize())
+    return Picture(fig, data, f"{title.rstrip('.')}. {alt}" if title else alt, of)
 
 
 def _with_marks(
@@ -196,7 +193,7 @@ def _with_marks(
     return there.astype(dict.fromkeys(numbers, float))
 
 
-def _nothing(rows: pd.DataFrame, value: str, title: str | None) -> Picture:
+def _nothing(rows: pd.DataFrame, value: str, title: str) -> Picture:
     """A picture that says why nothing is drawn."""
     text = "Nothing to draw: no rows were chosen, or they are not measured yet."
     if len(rows):
@@ -204,10 +201,18 @@ def _nothing(rows: pd.DataFrame, value: str, title: str | None) -> Picture:
         listed = ", ".join(f"{read('status', status)}: {n}" for status, n in counts)
         text = f"Nothing to draw: of {len(rows)} rows none has a mark at {column(value).label}"
         text += f" ({listed})." if listed else "."
-    fig, ax = style.new(0.8)
-    ax.set_axis_off()
-    style.text(ax, 0.0, 0.5, "\n".join(filter(None, [title, text])), transform=ax.transAxes)
+    fig = Figure(figsize=(6.4, 0.8))
+    fig.text(0.01, 0.5, "\n".join(filter(None, [title, text])), fontsize=9)
     return Picture(fig, rows.iloc[:0], f"{title}. {text}" if title else text)
+
+
+def _own_machines(rows: pd.DataFrame) -> set[Any]:
+    """Machines that give no axis its limits: not of the repository, of quick runs, or CPUs."""
+    strange = ~rows["machine"].isin([*recorded_machines(), MACHINE])
+    for name, value in (("profile", "quick"), ("device_type", "cpu"), ("device", "cpu")):
+        if name in rows:
+            strange |= rows[name] == value
+    return set(rows["machine"][strange])
 
 
 def _within(
@@ -223,17 +228,27 @@ def _within(
     return within
 
 
-def _legend(fig: Any, bars: bool, cards: Sequence[Any], beyond: int) -> None:
+def _cards(shown: pd.DataFrame) -> pd.Series:
+    """Which machine's marks they are. Published ones look like the first machine's where name and
+    panel tell them from all others."""
+    machine, published = shown["machine"], shown["machine"] == MACHINE
+    names = shown.filter(["by", "panel"]).apply(tuple, axis=1)
+    if not names[published].isin(names[~published]).any():
+        machine = machine.where(~published).cat.remove_unused_categories()
+    return machine.cat.codes.clip(lower=0)
+
+
+def _legend(fig: Figure, bars: bool, machines: Sequence[Any], beyond: int) -> None:
     """Names below the panels, and whose marks are which."""
-    for place, name in enumerate(cards):
-        look = {"marker": "o", "color": style.MUTED, "markersize": 4.5}
+    for card, name in enumerate(machines):
+        look: dict[str, Any] = {"marker": "o", "color": style.MUTED, "markersize": 4.5}
         if bars:
-            look |= {"marker": "D", "color": style.INK} if place else {"marker": "s"}
-        text = f"{MARKS[place] if place or not bars else 'bars'}: {read('machine', name)}"
-        if beyond and place == len(cards) - 1:
+            look |= {"marker": "D", "color": style.INK} if card else {"marker": "s"}
+        text = f"{MARKS[card] if card or not bars else 'bars'}: {read('machine', name)}"
+        if beyond and card == len(machines) - 1:
             text += f", {beyond} beyond the axis"
-        look |= {"linestyle": "", **plots.look(place)}
-        fig.axes[0].errorbar([], [], **look, label=text)  # after all names
+        # as error bars, which a legend has after all names
+        fig.axes[0].errorbar([], [], **look | {"linestyle": ""} | plots.of_card(card), label=text)
     style.legend(fig)
 
 
@@ -249,8 +264,9 @@ class Table(Styler):
 
 
 def table(
-    rows: pd.DataFrame, index: Columns, columns: str | None = None, values: Columns = "median_ms"
-) -> Table:
+    rows: pd.DataFrame, index: Columns, columns: Columns | None = None,
+    values: Columns = "median_ms",
+) -> Table:  # fmt: skip
     """A table of one value by `index` and `columns`, or of several values, a column each.
 
     Args:
@@ -306,28 +322,15 @@ def _index(index: pd.Index, names: list[str | None]) -> pd.Index:
     return pd.Index(list(map(str, index)), name=names[0])
 
 
-def published(topic: str) -> pd.DataFrame:
-    """The published tables that stand beside a topic's rows, as `report/published` has them.
-
-    Returns:
-        A row a figure, with the columns of the CSV files; `file` is the name of its table, `title`
-        that of its source. What a source does not state is missing. No rows where a topic has none.
-    """
-    frames = [tables.load(name).assign(file=name) for name in tables.OF_TOPIC.get(topic, ())]
-    rows = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame({"source": []})
-    titles = {name: source["title"] for name, source in tables.sources().items()}
-    return rows.assign(title=rows["source"].map(titles))
-
-
-# --- rows that are drawn -------------------------------------------------------------------------
+# --- rows that are shown -------------------------------------------------------------------------
 
 
 def _labelled(name: str, values: pd.Series) -> pd.Series:
     """A column as it reads, its values in order."""
     ordered = ordered_values(name, values)
-    texts = value_labels(name, ordered)
-    place = dict(zip(ordered, range(len(ordered)), strict=True))
+    place = {value: at for at, value in enumerate(ordered)}
     codes = [place[None if is_missing(value) else value] for value in values]
+    texts = value_labels(name, ordered)
     return pd.Series(pd.Categorical.from_codes(codes, texts, ordered=True), values.index)
 
 
@@ -350,18 +353,6 @@ def _listed(names: Columns | None) -> list[str]:
     return [] if names is None else [names] if isinstance(names, str) else list(names)
 
 
-def _own_machines(rows: pd.DataFrame) -> set[Any]:
-    """Machines that give no axis its limits: not of the repository, of quick runs, or CPUs."""
-    strange = ~rows["machine"].isin([*recorded_machines(), tables.MACHINE])
-    for name, value in (("profile", "quick"), ("device_type", "cpu"), ("device", "cpu")):
-        if name in rows:
-            strange |= rows[name] == value
-    return set(rows["machine"][strange])
-
-
-# --- refused -------------------------------------------------------------------------------------
-
-
 def _require_columns(rows: pd.DataFrame, names: Iterable[str]) -> None:
     if absent := [name for name in dict.fromkeys(names) if name not in rows]:
         known = ", ".join(name for name in columns() if name in rows)
@@ -380,24 +371,24 @@ def _require_few(name: str, values: Sequence[Any], most: int, more: str = "") ->
 
 def _require_alike(rows: pd.DataFrame, keys: list[str], where: str, instead: str) -> None:
     """Refuse rows of one mark or cell that differ in something that is not among `keys`."""
-    fields = [n for n, says in columns().items() if says.field and n in rows and n not in keys]
+    known = columns()
+    repeats = [name for name, says in known.items() if says.repeats and name in rows]
     groups = rows.groupby(keys, dropna=False, observed=True)
-    differing = [name for name in fields if (groups[name].nunique(dropna=False) > 1).any()]
-    if not differing:  # unless in something that columns.toml does not call a field
-        repeats = [name for name, says in columns().items() if says.repeats and name in rows]
-        twice = rows[rows.duplicated(list(dict.fromkeys([*keys, *repeats])), keep=False)]
-        if twice.empty:
-            return
+    fields = [name for name, says in known.items() if says.field and name in rows]
+    differing = [n for n in fields if n not in keys and (groups[n].nunique(dropna=False) > 1).any()]
+    if differing:
+        name = min(differing, key=lambda one: rows[one].nunique())  # one that others follow from
+        values = [value for value in ordered_values(name, rows[name]) if value is not None]
+        raise ValueError(
+            f"rows that lie on one {where} differ in {', '.join(differing)} ({name}: "
+            f"{', '.join(map(repr, values[:6]))}): choose, as with "
+            f'rows.query("{name} == {values[0]!r}"), or {instead.format(name)}'
+        )
+    twice = rows[rows.duplicated(list(dict.fromkeys([*keys, *repeats])), keep=False)]
+    if len(twice):  # in something that columns.toml does not call a field
         texts = twice.drop(columns=[*keys, *repeats]).select_dtypes(exclude="floating").map(str)
         counts = texts.groupby(twice.groupby(keys, dropna=False, observed=True).ngroup()).nunique()
-        others = [*counts.columns[(counts > 1).any()]] or ["their figures alone"]
+        others = [*counts.columns[(counts > 1).any()]][:3] or ["their figures alone"]
         raise ValueError(
-            f"rows that lie on one {where} differ in {', '.join(others[:3])}: choose one of each"
+            f"rows that lie on one {where} differ in {', '.join(others)}: choose one of each"
         )
-    name = min(differing, key=lambda one: rows[one].nunique())  # one that others follow from
-    values = [value for value in ordered_values(name, rows[name]) if value is not None]
-    there = ", ".join(map(repr, values[:6])) + (", …" if values[6:] else "")
-    raise ValueError(
-        f"rows that lie on one {where} differ in {', '.join(differing)} ({name}: {there}): choose, "
-        f'as with rows.query("{name} == {values[0]!r}"), or {instead.format(name)}'
-    )
