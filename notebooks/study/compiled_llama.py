@@ -88,9 +88,7 @@ def _by_layer(model: Any) -> Call:
 
 
 def _causal(model: Any) -> Call:
-    same: Any = patched.copy_of(model)
-    same.set_attn_implementation(patched.causal_attention())
-    return torch.compile(same)
+    return torch.compile(patched.causal(patched.copy_of(model)))
 
 
 def _whole(**options: Any) -> Callable[[Call], Call]:

@@ -39,7 +39,7 @@ QUICK: dict[str, Any] = {
     "stack_bf16": "256·32·88",
 }
 FULL: dict[str, Any] = QUICK | {
-    "rivals": ["all", "fused-input"],
+    "rivals": ["light", "inductor", "quack", "fused-input"],
     "shapes": ["8192·4096·14336", "4096·4096·11008", "16384·2048·8192", "4096·8192·28672"],
     "tokens": [256, 1024, 4096, 16384, 65536],
     "sweep_widths": [512, 1024, 2048, 4096, 8192, 16384, 32768],

@@ -22,6 +22,7 @@ from fusedlib.bench.attempt import Unavailable
 from fusedlib.ops.mlp import function as functional
 from fusedlib.ops.mlp import route
 from fusedlib.ops.mlp.module import SwiGLUMLP
+from study import liger as ligers
 from study import rivals
 from study.cases import Case
 from study.models.transformer import SwiGLU, sharing_copy
@@ -267,13 +268,27 @@ def inductor(inputs: Inputs) -> Workload:
     return Workload(lambda: compiled(**leaves), leaves)
 
 
-@swiglu_mlp("liger", path="nvidia-triton")
+@swiglu_mlp("liger", path=ligers.TRITON)
 def liger(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
     """Liger's fused silu(gate) · up between cuBLAS products, as its `LigerSwiGLUMLP` does it."""
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
     gated = LigerSiLUMulFunction.apply(linear(x, w_gate), linear(x, w_up))
     return linear(gated, w_down)
+
+
+@rival(TASK, "liger-cute", requires=("cutlass",), capability=(9, 0), traits=ON_REQUEST)
+def liger_cute(inputs: Inputs) -> Workload:
+    """The same with LIGER_KERNEL_IMPL=cutedsl, which takes its CuTe kernel for silu(gate) · up."""
+    from liger_kernel.ops.cutedsl.ops import LigerSiLUMulFunction
+
+    leaves = inputs.leaves()
+
+    def forward() -> Tensor:
+        x, w_gate, w_up, w_down = (leaves[name] for name in ("x", "w_gate", "w_up", "w_down"))
+        return linear(LigerSiLUMulFunction.apply(linear(x, w_gate), linear(x, w_up)), w_down)
+
+    return Workload(forward, leaves, path=ligers.CUTE)
 
 
 @rival(TASK, "liger-mlp", traits=ON_REQUEST)
@@ -287,7 +302,7 @@ def liger_mlp(inputs: Inputs) -> Workload:
     # Its kernels take a batch of sequences.
     x, *weights = (leaves[name] for name in ("x", "w_gate", "w_up", "w_down"))
     return Workload(
-        lambda: LigerMLPFunction.apply(x[None], *weights)[0], leaves, path="nvidia-triton"
+        lambda: LigerMLPFunction.apply(x[None], *weights)[0], leaves, path=ligers.TRITON
     )
 
 
@@ -310,8 +325,8 @@ def triton_tf32x3(inputs: Inputs) -> Workload:
     return Workload(forward, leaves)
 
 
-def quack(inputs: Inputs, *, tuned: bool = False) -> Workload:
-    """quack.mlp.mlp_func, swiglu, gate and up rows by turns, its tiles as they come."""
+def quack(inputs: Inputs, **settings: bool) -> Workload:
+    """quack.mlp.mlp_func, swiglu, gate and up rows by turns."""
     from quack.mlp import mlp_func  # type: ignore[import-not-found]
 
     rows = torch.stack([inputs.w_gate.detach(), inputs.w_up.detach()], dim=1).flatten(0, 1)
@@ -319,16 +334,25 @@ def quack(inputs: Inputs, *, tuned: bool = False) -> Workload:
     leaves = {"x": inputs.x, "w_gate_up": w_gate_up, "w_down": inputs.w_down}
 
     def forward() -> Tensor:
-        return mlp_func(inputs.x, w_gate_up, inputs.w_down, activation="swiglu", tuned=tuned)
+        return mlp_func(inputs.x, w_gate_up, inputs.w_down, activation="swiglu", **settings)
 
     return Workload(forward, leaves, alternating=True)
 
 
-rival(TASK, "quack", traits=SLOW)(quack)
+def quack_searched(inputs: Inputs, **settings: bool) -> Workload:
+    """quack.mlp.mlp_func as it comes: swiglu, gate and up rows by turns, it searches its tiles."""
+    return rivals.searched(quack(inputs, **settings), inputs.dy)
+
+
+rival(TASK, "quack-searched", traits=SLOW)(quack_searched)
 rival(
-    TASK, "quack-searched", traits=ON_REQUEST,
-    settings="The same with its search for the fastest tiles, two and a half minutes a shape",
-)(partial(quack, tuned=True))  # fmt: skip
+    TASK, "quack", traits=SLOW,
+    settings="The same with its search off, tuned=False",
+)(partial(quack, tuned=False))  # fmt: skip
+rival(
+    TASK, "quack-recompute", traits=ON_REQUEST,
+    settings="The same as it comes, with recompute=True: x alone is kept for backward",
+)(partial(quack_searched, recompute=True))  # fmt: skip
 
 
 @rival(TASK, "products", traits=frozenset({"bound"}))

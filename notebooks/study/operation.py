@@ -10,7 +10,7 @@ from fusedlib.bench import check
 from fusedlib.bench.cuda_graphs import Captured
 from fusedlib.bench.problem import Inputs, Problem
 from fusedlib.bench.turns import Checked, Figures, Turn
-from study import rivals
+from study import liger, rivals
 from study.cases import Case
 from study.rivals import Bound, Rival, Task, Workload
 
@@ -40,6 +40,8 @@ class Operation(Problem):
         if isinstance(work, Bound):
             return Checked(one.facts(), partial(bound_turn, work))
         facts = {"path": work.path, **work.figures, **one.facts()}
+        if liger.is_liger(one.name):
+            facts["path"] = liger.path(partial(check.results_of, work, inputs.dy))
         return self.admit(one.name, work, inputs, facts)
 
     def figures_of(

@@ -23,7 +23,7 @@ from fusedlib import reference
 from fusedlib.bench import check, cuda_graphs
 from fusedlib.bench.arguments import require_known
 from fusedlib.bench.attempt import Unavailable, free_memory
-from study import allocator, rivals, trainers
+from study import allocator, liger, rivals, trainers
 from study.cases import Case
 from study.models.transformer import sharing_copy
 from study.rivals import Task, Workload, rival
@@ -201,7 +201,7 @@ def require_possible(case: Case) -> None:
     """Raise `Unavailable` where device or package is missing, or an arm takes no such model."""
     arm = rivals.get(TASK, case["provider"])
     arm.check_available(case["device"], case["dtype"])
-    if arm.name == "inductor-causal" and CONFIGS[case["model"]].get("family") == "Gemma2":
+    if arm.name.endswith("-causal") and CONFIGS[case["model"]].get("family") == "Gemma2":
         raise Unavailable("scaled_dot_product_attention has no soft cap for this model's scores")
 
 
@@ -233,8 +233,8 @@ def compiled(model: nn.Module) -> Call:
     return torch.compile(model, dynamic=False)
 
 
-def causal_attention() -> str:
-    """Name of an attention, now known to transformers, that is causal by flag and gets no mask.
+def causal(model: Any) -> nn.Module:
+    """The model with an attention that is causal by flag and gets no mask.
 
     A model that is compiled gets an explicit mask from transformers, where one that is not gets
     none (`masking_utils._ignore_causal_mask_sdpa`). For sequences without padding or cache.
@@ -244,15 +244,14 @@ def causal_attention() -> str:
 
     AttentionInterface.register("causal", sdpa_attention_forward)
     AttentionMaskInterface.register("causal", lambda *_, **__: None)
-    return "causal"
+    model.set_attn_implementation("causal")
+    return model
 
 
 @rival(TASK, "inductor-causal", requires=("transformers",), traits=WHOLE)
 def compiled_causal(model: nn.Module) -> Call:
     """torch.compile of the whole model, dynamic=False, attention by the flag is_causal."""
-    transformers_model: Any = model
-    transformers_model.set_attn_implementation(causal_attention())
-    return torch.compile(model, dynamic=False)
+    return torch.compile(causal(model), dynamic=False)
 
 
 def with_liger(model: Any, switches: Iterable[str], **loss: Any) -> nn.Module:
@@ -287,7 +286,7 @@ def with_liger(model: Any, switches: Iterable[str], **loss: Any) -> nn.Module:
 
 def _liger_arm(name: str, switches: Sequence[str], **loss: Any) -> None:
     def arm(model: nn.Module) -> Call:
-        return with_liger(model, switches, **loss)
+        return liger.by(liger.TRITON, with_liger(model, switches, **loss))
 
     settings = ", ".join([*switches, *(f"{k}={v}" for k, v in loss.items())])
     arm.__doc__ = f"Liger's {settings}"
@@ -302,18 +301,42 @@ for _name in SWITCHES:
     _liger_arm(f"liger-{_short.lower().replace('_', '-')}", (_name,))
 
 
-def _fused_arm(name: str, parts: Sequence[str]) -> None:
+@rival(TASK, "liger-cute", requires=("transformers", "cutlass"), capability=(9, 0))
+def liger_cute(model: nn.Module) -> Call:
+    """Liger's, LIGER_KERNEL_IMPL=cutedsl: FLCE is Triton's with CuTe's cross entropy inside.
+
+    CuTe's own, which the variable would take, raises on all cards but Blackwell's.
+    """
+    return liger.by(liger.CUTE, with_liger(model, SWITCHES))
+
+
+@rival(TASK, "liger-inductor", requires=("transformers",), traits=WHOLE)
+def liger_compiled(model: nn.Module) -> Call:
+    """Liger's, all its switches, then torch.compile of the whole model, dynamic=False."""
+    return liger.by(liger.TRITON, torch.compile(with_liger(model, SWITCHES), dynamic=False))
+
+
+@rival(TASK, "liger-inductor-causal", requires=("transformers",), traits=WHOLE)
+def liger_compiled_causal(model: nn.Module) -> Call:
+    """The same, attention by the flag is_causal: no mask."""
+    return liger_compiled(causal(model))
+
+
+def _fused_arm(name: str, parts: Sequence[str], **options: Any) -> None:
     def arm(model: nn.Module) -> Call:
         fusedlib.apply_to(model, **{part: part in parts for part in PARTS})
         return model
 
     arm.__doc__ = f"fusedlib.apply_to: {', '.join(parts)}"
-    rival(TASK, name, requires=("transformers",))(arm)
+    rival(TASK, name, requires=("transformers",), **options)(arm)
 
 
 _fused_arm("fused", PARTS)
 for _name in PARTS:
-    _fused_arm(f"fused-{_name.replace('_', '-')}", (_name,))
+    _part = _name.replace("_", "-")
+    _others = tuple(part for part in PARTS if part != _name)
+    _fused_arm(f"fused-{_part}", (_name,))
+    _fused_arm(f"fused-without-{_part}", _others, traits=frozenset({"on request"}))
 
 
 @rival(TASK, BATCH_INVARIANT, requires=("transformers",), traits=frozenset({"on request"}))
@@ -328,6 +351,12 @@ def fused_compiled(model: nn.Module) -> Call:
     """fusedlib.apply_to with all its parts, then torch.compile of the whole model."""
     fusedlib.apply_to(model)
     return torch.compile(model, dynamic=False)
+
+
+@rival(TASK, "fused-inductor-causal", requires=("transformers",), traits=WHOLE)
+def fused_compiled_causal(model: nn.Module) -> Call:
+    """The same, attention by the flag is_causal: no mask."""
+    return fused_compiled(causal(model))
 
 
 @rival(TASK, "inductor-layers", requires=("transformers",), traits=frozenset({"on request"}))
@@ -391,6 +420,12 @@ class ExactModel:
         model = copy_of(self.model, weights=True)
         call = one.build(model)
         return check.errors(self._of(model, call, "graph" in one.traits), self.true)
+
+    def path(self, one: Arm) -> str:
+        """Whose kernels of Liger's an arm runs."""
+        model = copy_of(self.model, weights=True)
+        call = one.build(model)
+        return liger.path(lambda: self._of(model, call))
 
     def errors(self, one: Arm, dtype: str) -> dict[str, Any]:
         """The largest error of an arm's gradients, as a figure."""

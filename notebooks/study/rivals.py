@@ -8,14 +8,15 @@ A rival's name, requirements and settings stand in its decorator, its label and 
 """
 
 import importlib.util
+import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from fusedlib.bench import alarms
+from fusedlib.bench import alarms, timing
 from fusedlib.bench import workload as calls
 from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.machine import version_of
@@ -192,6 +193,19 @@ def workload(one: Rival[P, Workload | Bound], *inputs: P.args, **more: P.kwargs)
     if isinstance(built, Bound):
         raise Unavailable(f"{one.name} bounds {one.task} and gives no y: take another rival")
     return built
+
+
+def searched(work: Workload, dy: calls.Outputs) -> Workload:
+    """A workload that tries tiles at every new shape, when it has found them: `search_s` of its
+    rows is how long its first forward and backward took, in which it also compiles.
+    """
+    start = time.perf_counter()
+    calls.go_backward(work.forward(), dy)
+    for device in {leaf.device for leaf in work.leaves.values()}:
+        timing.synchronize(device)
+    found = {"search_s": time.perf_counter() - start}
+    work.reset()
+    return replace(work, figures={**work.figures, **found})
 
 
 def names(task: Task[..., Any], *traits: str) -> list[str]:

@@ -24,7 +24,7 @@ import pandas as pd
 
 from fusedlib.bench.arguments import require_known, require_least
 from fusedlib.bench.attempt import Unavailable, forget_compiled, free_memory
-from study import distributed, rivals
+from study import distributed, patched, rivals
 from study.cases import Case, Row, device_of, grid
 from study.llama import operations, steps
 from study.llama.training import (
@@ -49,6 +49,9 @@ from study.race import each
 from study.run import sized
 from study.settings import DTYPES, MIB
 
+PARTS_OF_A_MODEL = [part.replace("_", "-") for part in patched.PARTS]
+ALONE = [f"fused-{part}" for part in PARTS_OF_A_MODEL]
+WITHOUT = [f"fused-without-{part}" for part in PARTS_OF_A_MODEL]
 QUICK: dict[str, Any] = {
     "device": "auto",  # cuda, cpu, or auto for the best there is
     "experiments": ["all"],  # which of the table above are measured
@@ -62,6 +65,7 @@ QUICK: dict[str, Any] = {
     "families": ["two Qwen3 layers"],  # models at the headline's batch and context
     "family_arms": ["huggingface", "liger", "fused"],  # in these models
     "stepped": ["huggingface", "liger", "fused"],  # arms of whole steps, memory and limits
+    "parts": ["huggingface", "fused", "fused-loss", "fused-without-loss"],  # one alone, or left out
     "invariant_shapes": ["1·16"],  # sequences·tokens of steps in fusedlib.batch_invariant
     "precise": [],  # arms in fp32, at both settings of its products
     "train_model": "two layers",  # that is trained
@@ -84,6 +88,8 @@ FULL: dict[str, Any] = QUICK | {
                  "Mistral-7B, 6 layers"],
     "family_arms": ["huggingface", "liger-without-flce", "liger", "fused", "inductor",
                     "inductor-causal", "fused-inductor"],
+    "parts": ["huggingface", "liger", "liger-flce", "liger-without-flce", "fused", *ALONE,
+              *WITHOUT],
     "invariant_shapes": ["4·2048", "4·512", "1·512", "1·64"],
     "precise": ["huggingface", "liger", "fused"],
     "train_model": "four layers", "train_steps": 200, "train_tokens": 512,
@@ -172,6 +178,7 @@ def _turns(s: SimpleNamespace) -> dict[str, Any]:
 def _steps(s: SimpleNamespace) -> list[dict[str, Any]]:
     listed = arms("step", s.arms, group="arms", **_turns(s))
     listed += arms("step", s.stepped, group="whole", **_turns(s) | {"optimizer": True})
+    listed += arms("step", s.parts, group="parts", **_turns(s))
     shapes = [(n, s.batch_context) for n in s.batches] + [(BATCH, n) for n in s.contexts]
     for count, length in shapes:
         few = count * length <= HOST_BOUND_TOKENS
@@ -257,6 +264,9 @@ SWITCHES = {
     "fused-rms-norm": "norms", "liger-rms-norm": "norms", "fused-loss": "loss",
     "liger-flce": "loss", "fused-rope": "RoPE", "liger-rope": "RoPE", "fused-mlp": "MLP",
     "liger-swiglu": "MLP", "fused-attention": "q, k and v", "huggingface": "none",
+    "fused-without-mlp": "all but the MLP", "fused-without-rms-norm": "all but norms",
+    "fused-without-rope": "all but RoPE", "fused-without-attention": "all but q, k and v",
+    "fused-without-loss": "all but the loss", "liger-cute": "all",
 }  # fmt: skip
 WEIGHTS = {"Llama-3.2-1B": 1_235_814_400}
 """Numbers of a model, whose gradients are as many."""

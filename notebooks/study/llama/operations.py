@@ -40,7 +40,7 @@ from fusedlib.bench.attempt import Unavailable
 from fusedlib.bench.problem import Operands, Results
 from fusedlib.bench.turns import Checked, Figures, Turn
 from fusedlib.bench.workload import named
-from study import allocator, patched, rivals
+from study import allocator, liger, patched, rivals
 from study.cases import Case, Row, grid
 from study.operation import Operation, capture_call
 from study.race import timed
@@ -54,6 +54,7 @@ BOTH = "forward+backward"
 EPS, THETA, SCALE = 1e-5, 500_000.0, 0.02  # of Llama-3.2-1B
 COMPILER: dict[str, Any] = {"fullgraph": True, "dynamic": False, "mode": "default"}
 BOUND, COMPILED = frozenset({"bound"}), frozenset({"on request", "compiled"})
+CUTE: dict[str, Any] = {"requires": ("cutlass",), "capability": (9, 0)}
 IN_PLACE, WITHOUT_ENTROPIES = "in place", "without entropies"
 IGNORED, ROWS = -100, 1024  # a target that does not count; tokens of a checkpoint
 OUTPUTS = {"loss": ("loss",), "norm": ("y", "s"), "rope": ("q_out", "k_out"),
@@ -185,11 +186,14 @@ PLAIN |= {task: scores_of(task, plain_scores) for task in SCORES}
 def operation(task: str, name: str, **options: Any) -> Callable[[Compute], Compute]:
     """Register a function of a task's operands as its rival."""
 
+    traits = options.get("traits", ())
+
     def register(compute: Compute) -> Compute:
         def build(operands: Drawn) -> Workload:
             leaves = operands.leaves()
-            called = compiled(compute) if "compiled" in options.get("traits", ()) else compute
-            return Workload(lambda: called(**leaves), leaves)
+            called = compiled(compute) if "compiled" in traits else compute
+            work = Workload(lambda: called(**leaves), leaves)
+            return rivals.searched(work, operands.dy) if "searched" in traits else work
 
         build.__doc__ = compute.__doc__
         rival(TASKS[task], name, **options)(build)
@@ -268,11 +272,23 @@ def liger_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) 
 
 _liger = "Liger's fused linear cross entropy"
 operation("loss", "liger", settings=f"{_liger} as it comes: d_weight summed in the weight's dtype")(
-    liger_loss
+    liger.by(liger.TRITON, liger_loss)
 )
 operation("loss", "liger-fp32", settings=f"{_liger}, accum_dtype=torch.float32")(
-    partial(liger_loss, accum_dtype=torch.float32)
+    liger.by(liger.TRITON, partial(liger_loss, accum_dtype=torch.float32))
 )
+operation(
+    "loss", "liger-auto", **CUTE,
+    settings=f"{_liger} as it comes where cutlass is installed: CuTe's cross entropy inside",
+)(liger_loss)  # fmt: skip
+
+
+@operation("loss", "liger-cute", **CUTE)
+def liger_loss_cute(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
+    """Liger's liger_fused_linear_cross_entropy_sm90, which its variable does not reach."""
+    from liger_kernel.ops.cutedsl.ops import fused_linear_cross_entropy_sm90 as sm90
+
+    return (sm90.liger_fused_linear_cross_entropy_sm90(hidden, weight, target),)
 
 
 @operation("norm", "liger")
@@ -284,13 +300,28 @@ def liger_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Outputs:
     return outputs
 
 
-@operation("rope", "liger", traits=frozenset({IN_PLACE}))
+@operation("norm", "liger-cute", **CUTE)
+def liger_norm_cute(x: Tensor, residual: Tensor, weight: Tensor) -> Outputs:
+    """liger_kernel.functional.fused_add_rms_norm, impl="nvidia-cutedsl", in_place=False."""
+    from liger_kernel.functional import fused_add_rms_norm
+
+    given = fused_add_rms_norm(x, residual, weight, EPS, in_place=False, impl=liger.CUTE)
+    outputs: Outputs = given
+    return outputs
+
+
 def liger_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     """Liger's RoPE, in place on operands and incoming gradients that nobody else reads."""
     from liger_kernel.transformers import liger_rotary_pos_emb
 
     turned: Outputs = liger_rotary_pos_emb(q, k, cos, sin)
     return turned
+
+
+_in_place: dict[str, Any] = {"traits": frozenset({IN_PLACE})}
+_in_place["settings"] = (liger_rope.__doc__ or "").rstrip(".")
+operation("rope", "liger", **_in_place)(liger.by(liger.TRITON, liger_rope))
+operation("rope", "liger-cute", **_in_place, **CUTE)(liger.by(liger.CUTE, liger_rope))
 
 
 @operation("loss", "torch-chunked")
@@ -300,14 +331,28 @@ def torch_chunked(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     return (torch.nn.functional.linear_cross_entropy(hidden, weight, target, options=options),)
 
 
-@operation("loss", "quack")
-def quack_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
-    """QuACK's chunked_linear_cross_entropy, its own choice of a way, tiles as they come."""
+def quack_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: bool) -> Outputs:
+    """QuACK's chunked_linear_cross_entropy as it comes: it chooses its way, and searches tiles."""
     from quack.linear_cross_entropy import (  # type: ignore[import-not-found]
         chunked_linear_cross_entropy,
     )
 
-    return (chunked_linear_cross_entropy(hidden, weight, target, tuned=False),)
+    return (chunked_linear_cross_entropy(hidden, weight, target, **settings),)
+
+
+operation("loss", "quack-searched", traits=frozenset({"searched"}))(quack_loss)
+operation("loss", "quack", settings="The same with its search off, tuned=False")(
+    partial(quack_loss, tuned=False)
+)
+
+
+@operation("norm", "quack-rmsnorm")
+def quack_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Outputs:
+    """quack.rmsnorm with its residual, prenorm=True, which searches nothing."""
+    from quack import rmsnorm  # type: ignore[import-not-found]
+
+    outputs: Outputs = rmsnorm(x, weight, residual=residual, eps=EPS, prenorm=True)
+    return outputs
 
 
 def cut_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) -> Outputs:

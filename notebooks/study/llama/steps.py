@@ -10,7 +10,7 @@ from torch import nn
 from fusedlib.bench import check
 from fusedlib.bench.attempt import Wrong, free_memory, is_out_of_memory
 from fusedlib.bench.turns import Checked, Turn
-from study import rivals, trainers
+from study import liger, rivals, trainers
 from study.allocator import CATEGORIES, Watch, at_peak, live
 from study.cases import Case, Row
 from study.patched import (
@@ -47,6 +47,8 @@ class Setup:
         """Hold an arm against the truth and set it up on the whole model."""
         one = rivals.get(TASK, case["provider"])
         figures = {**one.facts(), **self.exact.errors(one, case["dtype"])}
+        if liger.is_liger(one.name):
+            figures["path"] = self.exact.path(one)
         free_memory()
         model = copy_of(self.base, weights=case["optimizer"])
         call = one.build(model)
