@@ -1,12 +1,15 @@
 """A rival of one decorated function is in the rows, tables, figures and claims without an edit."""
 
 import dataclasses
+import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fusedlib import reference
 from fusedlib.bench.attempt import Unavailable
-from study import end_to_end, kernels, memory, mlp, rivals
+from study import end_to_end, kernels, liger, memory, mlp, rivals
 from study.race import free
 
 MACHINE = "nvidia-h200"
@@ -60,6 +63,39 @@ def test_one_function_is_a_rival_in_every_study_that_races_its_operation(monkeyp
     for setup, cases in ((mlp.Setup, alone), (end_to_end.Setup, whole)):
         case = next(case for case in cases if case["provider"] == "swift")
         assert setup(case).check(case).figures["settings"] == "Faster than light"
+
+
+def test_liger_runs_the_kernels_that_are_asked_for_and_rows_name_those_that_ran(monkeypatch):
+    pytest.importorskip("liger_kernel")
+    from liger_kernel import backends, ops
+    from liger_kernel.transformers import swiglu
+
+    cute = SimpleNamespace(__all__=["LigerSiLUMulFunction", liger.FOR_BLACKWELL])
+    for name in cute.__all__:
+        setattr(cute, name, type(name, (), {}))
+    monkeypatch.setitem(sys.modules, "liger_kernel.ops.cutedsl.ops", cute)
+    monkeypatch.setattr(ops.cutedsl, "ops", cute, raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(liger, "has_cute", lambda: True)
+    monkeypatch.setattr(liger, "_replaced", liger._replaced.__wrapped__)
+    functional = sys.modules["liger_kernel.transformers.functional"]
+
+    def chosen():
+        mlp_s, loss_s = swiglu.LigerSiLUMulFunction, getattr(functional, liger.FOR_BLACKWELL)
+        return backends.get_impl(), mlp_s, loss_s
+
+    own = chosen()
+    assert liger.by(liger.TRITON, chosen)() == (liger.TRITON, *own[1:])
+    assert liger.by(liger.CUTE, chosen)() == (liger.CUTE, cute.LigerSiLUMulFunction, own[2])
+    with pytest.raises(RuntimeError, match="nobody"), liger.kernels_of(liger.CUTE):
+        raise RuntimeError("nobody")
+    assert chosen() == own
+
+    ran = {"nvjet_hsh_256x128", "_swiglu_forward_kernel", "kernel_cutlass__rope_tma_kernel_0"}
+    assert liger._path(ran) == f"{liger.CUTE} and {liger.TRITON}"
+    assert [liger._path({name}) for name in sorted(ran)] == [
+        liger.TRITON, liger.CUTE, "no kernel of Liger's"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("package", ["nowhere", "nowhere.inside", "fusedlib.nowhere"])

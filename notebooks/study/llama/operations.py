@@ -288,7 +288,10 @@ def liger_loss_cute(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     """Liger's liger_fused_linear_cross_entropy_sm90, which its variable does not reach."""
     from liger_kernel.ops.cutedsl.ops import fused_linear_cross_entropy_sm90 as sm90
 
-    return (sm90.liger_fused_linear_cross_entropy_sm90(hidden, weight, target),)
+    try:
+        return (sm90.liger_fused_linear_cross_entropy_sm90(hidden, weight, target),)
+    except NotImplementedError as problem:  # tokens and vocabulary are multiples of its tiles
+        raise Unavailable(str(problem)) from problem
 
 
 @operation("norm", "liger")
