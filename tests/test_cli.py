@@ -1,7 +1,6 @@
 """The command line on machines that lack something, and JupyterLab with this Python."""
 
 import os
-import pwd
 import shutil
 import subprocess
 import sys
@@ -14,13 +13,12 @@ import typst
 from nbformat import v4
 from nbformat.sign import NotebookNotary
 from traitlets.utils.importstring import import_item
-from typer.testing import CliRunner
 
 import limits
 import tiny_notebooks
-from press import cli
+from press import run
 from press.pages import exporters
-from press.run import NOTED
+from press_called import called
 from study import paths
 
 PACKAGES = os.pathsep.join(map(str, paths.PACKAGES))
@@ -32,23 +30,6 @@ def own_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path / "rows"))
 
 
-def call(*arguments: object):
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
-
-
-def test_a_user_without_a_home_gets_one_among_the_products(monkeypatch, tmp_path):
-    def nobody(uid):
-        raise KeyError(f"getpwuid(): uid not found: {uid}")
-
-    monkeypatch.setattr(pwd, "getpwuid", nobody)
-    monkeypatch.setenv("HOME", "")
-    monkeypatch.delenv("HOME")
-    done = call("list")
-    assert done.exit_code == 0
-    home = tmp_path / "build" / "home"
-    assert Path.home() == home and str(home) in done.stderr
-
-
 @pytest.mark.parametrize("lacking", ["base", "typst"])
 def test_what_a_report_needs_is_checked_before_anything_runs(monkeypatch, tmp_path, lacking):
     def refuse(*given, **options):
@@ -58,8 +39,8 @@ def test_what_a_report_needs_is_checked_before_anything_runs(monkeypatch, tmp_pa
         monkeypatch.setattr(typst, "compile", refuse)
     else:
         monkeypatch.setattr(exporters.PressExporter, "get_template_names", refuse)
-    done = call("report", "--only", "kernels")
-    assert done.exit_code == 2
+    done = called("report", "--only", "kernels")
+    assert done.status == 2
     assert "it is not here" in done.stderr and "make study" in done.stderr
     assert not (tmp_path / "build").exists()
 
@@ -69,10 +50,10 @@ def test_lab_uses_this_python_and_none_of_the_home_s_kernels(monkeypatch, tmp_pa
     folder.mkdir(parents=True)
     (folder / "kernel.json").write_text('{"argv": ["false"], "display_name": "x"}')
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
-    called = []
-    monkeypatch.setattr(os, "execve", lambda *given: called.append(given))
-    assert call("lab", "--no-browser").exit_code == 0
-    [(program, command, _)] = called
+    ran = []
+    monkeypatch.setattr(os, "execve", lambda *given: ran.append(given))
+    assert called("lab", "--no-browser").status == 0
+    [(program, command, _)] = ran
     assert program == sys.executable
     assert command[:3] == [sys.executable, "-m", "jupyterlab"]
     assert command[-1] == "--no-browser"
@@ -84,20 +65,19 @@ def test_lab_uses_this_python_and_none_of_the_home_s_kernels(monkeypatch, tmp_pa
     assert kernels.get_kernel_spec("python3").argv[0] == sys.executable
 
 
-def test_copies_that_we_ran_are_trusted_and_no_others(tmp_path, monkeypatch):
+def test_copies_that_we_ran_are_trusted(tmp_path, monkeypatch):
     """JupyterLab shows SVG of trusted notebooks only."""
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "jupyter"))
+    monkeypatch.setattr(os, "execve", lambda *given: None)
     drawn = v4.new_output("display_data", {"image/svg+xml": "<svg/>", "text/plain": "a figure"})
-    for name, metadata in {"ours": {NOTED: {"error": None}}, "theirs": {}}.items():
-        notebook = v4.new_notebook(cells=[v4.new_code_cell("1", outputs=[drawn])])
-        notebook.metadata.update(metadata)
-        nbformat.write(notebook, tmp_path / f"{name}.ipynb")
-    cli._trust(tmp_path)
-    notary = NotebookNotary()
-    ours, theirs = (nbformat.read(tmp_path / f"{n}.ipynb", 4) for n in ("ours", "theirs"))
-    assert notary.check_signature(ours) and not notary.check_signature(theirs)
+    copy = run.select("00")[0].copy
+    copy.parent.mkdir(parents=True)
+    nbformat.write(v4.new_notebook(cells=[v4.new_code_cell("1", outputs=[drawn])]), copy)
+    assert called("lab").status == 0
+    ours = nbformat.read(copy, 4)
+    assert NotebookNotary().check_signature(ours)
     ours.cells[0].outputs[0].data["image/svg+xml"] = "<svg onload='x'/>"
-    assert not notary.check_signature(ours), "what was changed since is not trusted"
+    assert not NotebookNotary().check_signature(ours), "what was changed since is not trusted"
 
 
 @pytest.mark.slow

@@ -4,9 +4,9 @@ import re
 
 import pytest
 import transformers
-from typer.testing import CliRunner
 
 from press import cli, readme, run
+from press_called import called
 from study import paths
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
@@ -68,8 +68,8 @@ def test_write_puts_the_blocks_into_the_file(tmp_path, monkeypatch):
     path = tmp_path / "README.md"
     path.write_text("<!-- a:begin --><!-- a:end -->\n", encoding="utf-8")
     monkeypatch.setattr(cli.paths, "ROOT", tmp_path)
-    shown = CliRunner().invoke(cli.app, ["readme"])
-    assert (shown.exit_code, shown.stdout) == (0, "<!-- a:begin -->\nnew\n<!-- a:end -->\n\n")
+    shown = called("readme")
+    assert (shown.status, shown.stdout) == (0, "<!-- a:begin -->\nnew\n<!-- a:end -->\n\n")
     assert path.read_text(encoding="utf-8") == "<!-- a:begin --><!-- a:end -->\n"
-    assert CliRunner().invoke(cli.app, ["readme", "--write"]).exit_code == 0
+    assert called("readme", "--write").status == 0
     assert path.read_text(encoding="utf-8") == "<!-- a:begin -->\nnew\n<!-- a:end -->\n"

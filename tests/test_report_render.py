@@ -71,12 +71,12 @@ class Page(HTMLParser):
 def sections(tmp_path_factory: pytest.TempPathFactory) -> list[Section]:
     folder = tmp_path_factory.mktemp("executed")
     return [
-        Section("1_first", "Report", _first(folder / "1_first.ipynb"), None),
-        Section("2_good", "Good & true", _good(folder / "2_good.ipynb"), None),
-        Section("3_bad", "Bad", _bad(folder / "3_bad.ipynb"), "ValueError: last line <x>"),
-        Section("4_gone", "Gone", None, "DeadKernelError: it died\nof #$*"),
-        Section("5_end", "More", _end(folder / "5_end.ipynb"), None),
-        Section("04_guide", "Guide", _guide(folder / "04_guide.ipynb"), None, guide=True),
+        Section("1_first", _first(folder / "1_first.ipynb"), None),
+        Section("2_good", _good(folder / "2_good.ipynb"), None),
+        Section("3_bad", _bad(folder / "3_bad.ipynb"), "ValueError: last line <x>"),
+        Section("4_gone", None, "DeadKernelError: it died\nof #$*"),
+        Section("5_end", _end(folder / "5_end.ipynb"), None),
+        Section("04_guide", _guide(folder / "04_guide.ipynb"), None, guide=True),
     ]
 
 

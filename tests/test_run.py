@@ -14,13 +14,13 @@ import IPython.core.getipython
 import nbformat
 import pytest
 from jupyter_client import KernelManager
-from typer.testing import CliRunner
 
 import limits
 import tiny_notebooks
-from press import cli, knobs, run
+from press import knobs, run
 from press import render as renderer
 from press.run import ChoiceError
+from press_called import called
 from processes import alive, wait_for
 from study import paths
 from study.errors import SizesError
@@ -32,11 +32,6 @@ def own_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("FUSEDLIB_BUILD", str(tmp_path / "build"))
     monkeypatch.setenv("FUSEDLIB_RESULTS", str(tmp_path / "rows"))
     monkeypatch.setenv("PYTHONPATH", search_path())
-
-
-def called(*arguments: object):
-    """The command line."""
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
 
 
 def parts(tmp_path: Path, *names: str) -> list[run.Part]:
@@ -197,7 +192,7 @@ def test_a_wrong_setting_is_one_line_and_status_2_before_anything_runs(tmp_path,
     with pytest.raises((ChoiceError, SizesError), match=message):
         run.settings([works], [setting])
     done = called("run", "--only", works.notebook, "--set", setting)
-    assert done.exit_code == 2 and done.stderr.startswith("fusedlib: ")
+    assert done.status == 2 and done.stderr.startswith("fusedlib: ")
     assert not works.copy.exists()
 
 
@@ -213,9 +208,7 @@ direction: str = "forward"  # redraws all [forward | forward and backward]
 warmup: int = 1  # steps [0 | 1 | 5]
 models: list[str] = ["64·128·384"]  # to race here
 waits: list[float] = [1.5]  # of a kernel [0.5..2.25]
-tokens: int = (
-    64  # of a sequence [1..128]
-)"""
+tokens: int = 64  # of a sequence [1..128]"""
 
 
 @pytest.mark.parametrize(
@@ -289,7 +282,7 @@ def test_report_renders_what_failed_too_and_says_where(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "sections", lambda: [section])
     monkeypatch.setattr(run, "select", lambda only="": [fails] if only else [fails, section])
     done = called("report", "--only", "fails")
-    assert done.exit_code == 1
+    assert done.status == 1
     assert [(part.name, part.error) for part in given] == [
         ("fails", "cell 4: ValueError: it broke here"), ("works", None),
     ]  # fmt: skip
@@ -298,4 +291,4 @@ def test_report_renders_what_failed_too_and_says_where(tmp_path, monkeypatch):
 
 def test_a_report_that_nobody_ran_is_said():
     done = called("render")
-    assert done.exit_code == 2 and "run `make report`" in done.stderr
+    assert done.status == 2 and "run `make report`" in done.stderr

@@ -25,8 +25,8 @@ def sections() -> list[Section]:
     """The sections of the paper, and the notebooks that have a page beside it."""
     return [
         Section(
-            part.name, part.title, part.copy if part.copy.exists() else None,
-            run.error_of(part.copy), guide=not part.only_shows or part.name == LEDGER,
+            part.name, part.copy if part.copy.exists() else None, run.error_of(part.copy),
+            guide=not part.only_shows or part.name == LEDGER,
         )
         for part in run.select()
     ]  # fmt: skip

@@ -13,8 +13,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import nbformat
 import psutil
@@ -27,7 +29,6 @@ from papermill.execute import remove_error_markers
 
 from fusedlib.bench import machine as machines
 from press import knobs
-from press.variables import environment
 from study import paths
 from study.errors import SentenceError
 from study.files import write_whole
@@ -35,12 +36,13 @@ from study.rows import REPLAY, folders
 
 SECTIONS = paths.REPORT / "sections"
 MADE_FROM = "fusedlib", "notebooks", "report/press", "report/claims", "report/published"
-NOBODY = "nobody"
-"""Name of a machine that has no rows."""
 NOTED = "fusedlib"
 """Key of a copy's metadata under which stands how its run ended."""
 OUTPUTS_S = 86_400
 """How long outputs may take to be read after their cell has ended."""
+
+environment = partial(mock.patch.dict, os.environ)
+"""These variables are set while a block runs."""
 
 
 class ChoiceError(SentenceError):
@@ -66,11 +68,8 @@ class Part:
     @property
     def title(self) -> str:
         """Its first heading, up to a colon."""
-        return self._first.partition("\n")[0].removeprefix("# ").partition(":")[0]
-
-    @property
-    def _first(self) -> str:
-        return str(_read(self.notebook).cells[0].source)
+        first = str(_read(self.notebook).cells[0].source).partition("\n")[0]
+        return first.removeprefix("# ").partition(":")[0]
 
     @property
     def copy(self) -> Path:
@@ -107,11 +106,9 @@ def select(only: str = "") -> list[Part]:
     every = [*sections(), *guides()]
     chosen: list[Part] = []
     for name in only.replace(",", " ").split():
+        alike = [p for p in every if name in (p.name, *p.name.split("_", 1))]
         if name.endswith(".ipynb") and Path(name).is_file():
-            chosen.append(Part(Path(name).resolve()))
-            continue
-        alike = [p for p in every if p.name == name]
-        alike = alike or [p for p in every if name in p.name.split("_", 1)]
+            alike = [Part(Path(name).resolve())]
         if not alike:
             known = ", ".join(part.name for part in every)
             raise ChoiceError(f"notebook {name!r} is unknown; known: {known}, or a path")
@@ -130,35 +127,31 @@ def settings(parts: Sequence[Part], given: Sequence[str]) -> dict[str, dict[str,
     chosen: dict[str, dict[str, Any]] = {name: {} for name in own}
     for setting in given:
         target, equals, text = setting.partition("=")
-        notebook, dot, key = target.strip().rpartition(".")
-        takers = [name for name in own if key in own[name] and notebook in ("", name)]
+        notebook, _, key = target.strip().rpartition(".")
+        named = [name for name in own if notebook in ("", name)]
+        takers = [name for name in named if key in own[name]]
         if not equals or not takers:
-            known = sorted({knob for name in own if notebook in ("", name) for knob in own[name]})
+            known = ", ".join(sorted({knob for name in named for knob in own[name]})) or "none"
             raise ChoiceError(
-                f"{setting!r} sets no knob: write name=value{' or notebook.name=value' * (not dot)}"
-                f"; known: {', '.join(known) or 'none'}"
+                f"{setting!r} sets no knob: write name=value or notebook.name=value; known: {known}"
             )
         for name in takers:
-            chosen[name][key] = knobs.parsed(f"{name}: {key}", text, own[name][key])
+            chosen[name][key] = own[name][key].parsed(text, f"{name}: {key}")
     return chosen
 
 
 def run(
-    parts: Sequence[Part], values: Mapping[str, Mapping[str, Any]], *, fresh: bool = False,
-    at_once: int = os.cpu_count() or 1,
-) -> bool:  # fmt: skip
+    parts: Sequence[Part], values: Mapping[str, Mapping[str, Any]], *, fresh: bool = False
+) -> bool:
     """Run notebooks; those whose copy is newer than all that it was made from are kept.
 
     Args:
         values: of knobs, by notebook.
-        at_once: how many sections run side by side.
 
     Returns:
         Whether one failed; its copy has what it showed before, and the error.
     """
     copies().mkdir(parents=True, exist_ok=True)
-    shown = [part for part in parts if part.only_shows]
-    measuring = [part for part in parts if not part.only_shows]
 
     def one(part: Part) -> bool:
         given = values.get(part.name, {})
@@ -172,29 +165,24 @@ def run(
 
     with environment(for_kernels()):
         try:
-            with ThreadPoolExecutor(at_once) as pool:
-                failed = [*pool.map(one, shown)]
-            return any([*failed, *map(one, measuring)])
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                failed = [*pool.map(one, (part for part in parts if part.only_shows))]
+            return any([*failed, *map(one, (part for part in parts if not part.only_shows))])
         except KeyboardInterrupt:
-            _kill(psutil.Process())
+            _kill_children(psutil.Process())
             raise
 
 
 def is_kept(part: Part, values: Mapping[str, Any]) -> bool:
     """Whether a copy ran to its end with these values, and is newer than what it was made from."""
-    if not part.copy.exists():
+    if error_of(part.copy) is not None:
         return False
-    noted = _noted(part.copy)
-    ran = noted.get("error") is None and noted.get("values") == dict(values)
-    return ran and noted.get("began", 0.0) > _newest(part)
-
-
-def _newest(part: Part) -> float:
-    """When the newest file changed that a notebook is made from."""
-    code = (p for folder in MADE_FROM for p in (paths.ROOT / folder).rglob("*") if p.is_file())
-    code = (p for p in code if p.suffix in (".py", ".toml", ".csv"))
+    noted = _read(part.copy).metadata[NOTED]
+    code = (path for folder in MADE_FROM for path in (paths.ROOT / folder).rglob("*.*"))
+    code = (path for path in code if path.suffix in (".py", ".toml", ".csv"))
     rows = [path for folder in folders(here=False) for path in folder.glob("*.jsonl")]
-    return max(path.stat().st_mtime for path in (part.notebook, *code, *rows))
+    newest = max(path.stat().st_mtime for path in (part.notebook, *code, *rows))
+    return bool(noted["values"] == dict(values) and noted["began"] > newest)
 
 
 def execute(part: Part, values: Mapping[str, Any]) -> str | None:
@@ -220,7 +208,12 @@ def execute(part: Part, values: Mapping[str, Any]) -> str | None:
     except DeadKernelError:
         error = "the kernel died: it was killed, ran out of memory or crashed"
     finally:
-        _end(kernel)
+        # Rows are on the disk, and taking torch apart takes a second.
+        if process := getattr(kernel.provisioner, "process", None):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                _kill_children(psutil.Process(process.pid))
+            process.kill()
+            process.wait()
         sockets.cleanup()
     copy = remove_error_markers(_read(part.copy if part.copy.exists() else part.notebook))
     copy.metadata[NOTED] = {"began": began, "values": dict(values), "error": error}
@@ -251,20 +244,7 @@ class OwnKernelSpecs(KernelSpecManager):
         return []
 
 
-def _end(kernel: AsyncKernelManager) -> None:
-    """End a kernel and all that it started. Rows are on the disk, and taking torch apart takes a
-    second.
-    """
-    process = getattr(kernel.provisioner, "process", None)
-    if process is not None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            _kill(psutil.Process(process.pid))
-        process.kill()
-        process.wait()
-
-
-def _kill(parent: psutil.Process) -> None:
-    """Kill all that a process started."""
+def _kill_children(parent: psutil.Process) -> None:
     for child in parent.children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
@@ -274,12 +254,8 @@ def error_of(copy: Path) -> str | None:
     """What went wrong with a copy; a text too where there is none."""
     if not copy.exists():
         return f"not executed yet; `make report ONLY={copy.stem}` does it"
-    error = _noted(copy).get("error", "stopped before its end")
-    return error if error is None else str(error)
-
-
-def _noted(copy: Path) -> dict[str, Any]:
-    return dict(_read(copy).metadata.get(NOTED, {"error": "stopped before its end"}))
+    error: str | None = _read(copy).metadata.get(NOTED, {}).get("error", "stopped before its end")
+    return error
 
 
 def _read(path: Path) -> Any:
@@ -290,7 +266,7 @@ def _read(path: Path) -> Any:
 def recorded_rows() -> Iterator[None]:
     """The repository's rows alone are seen, from a machine that has none; nothing is measured."""
     try:
-        with environment({REPLAY: "committed", machines.NAME: NOBODY}):
+        with environment({REPLAY: "committed", machines.NAME: "nobody"}):
             machines.key.cache_clear()
             yield
     finally:

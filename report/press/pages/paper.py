@@ -22,7 +22,6 @@ class Section:
     """
 
     name: str
-    title: str
     notebook: Path | None
     error: str | None
     guide: bool = False
