@@ -223,7 +223,7 @@ def test_every_number_arrives_in_html(page: Page) -> None:
 def test_every_number_arrives_in_pdf(printed: str) -> None:
     for cell in wide(7, 5).to_numpy().ravel():
         assert squeezed(cell) in printed
-    assert "9.953" in printed and "Table1,continued" in printed
+    assert "9.953" in printed
 
 
 @pytest.mark.parametrize(

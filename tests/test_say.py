@@ -94,7 +94,6 @@ def test_numbers_are_the_newest_set_s_of_the_first_machine_and_others_beside(sta
     claim = stated(rows(ms), slowest, first="All are fast.")
     assert claim.sentence() == "The slowest takes 3.0 ms (H100 2.0 ms)."
     assert claim.numbers() == {"ms": "3.0 ms"} and claim.numbers("H100") == {"ms": "2.0 ms"}
-    assert claim.spreads("H200") == {"ms": "3.0 ms [1.0–4.0]"}
     assert claim.marks() == ["✓ H200", "once H100", "reworded"]
     claim = stated(rows(ms), slowest, lead="H100")
     assert claim.sentence() == "The slowest takes 2.0 ms (H200 3.0 ms)."
@@ -210,11 +209,11 @@ def test_each_claim_has_numbers_holds_where_it_leads_and_says_where_not(every, t
     for claim in every(topic):
         fields = {name for _, name, *_ in string.Formatter().parse(claim.template) if name}
         for standing in claim.standings:
-            assert not standing.errors, f"{claim.name} on {standing.machine}: {standing.errors}"
+            assert not any(a.error for a in standing.answers), (claim.name, standing.mark)
             assert all(fields <= {*answer.values} for answer in standing.decided), claim.name
             if standing.status == "✗":
                 assert not (claim.headline and standing.machine == claim.standings[0].machine)
-                assert standing.held < len(standing.decided) and standing.mark in claim.marks()
+                assert standing.mark in claim.marks()
         awaited = claim.name in AWAITED
         assert bool(claim.shown) != awaited, f"{claim.name} is measured, or no longer"
         assert awaited or "—" not in claim.sentence(), claim.sentence()

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -46,32 +45,20 @@ def formatted(value: Any, spec: str = "") -> str:
     >>> formatted((1.028, 1.083), "3×")
     '1.03–1.08×'
     """
-    return spread([value], spec)
-
-
-def spread(values: Sequence[Any], spec: str = "") -> str:
-    """The last of some values with their range in brackets where rounding shows one.
-
-    >>> spread([2.61, 2.71, 2.65], "3×"), spread([2.61, 2.611], "3×")
-    ('2.65× [2.61–2.71]', '2.61×')
-
-    A pair is a range over cases; its brackets reach from the least low to the greatest high end.
-
-    >>> spread([(1.01, 1.08), (1.03, 1.08), (1.02, 1.08)], "3×")
-    '1.02–1.08× [1.01–1.08]'
-    """
-    present = [v for v in values if not is_missing(v)]
-    if not present:
+    if is_missing(value):
         return MISSING
-    if isinstance(present[0], str | bool):
-        return ", ".join(dict.fromkeys(map(str, present)))
-    pairs = [v if isinstance(v, tuple) else (v, v) for v in present]
-    lows, highs = ([*map(float, ends)] for ends in zip(*pairs, strict=True))
-    inner, outer = (
-        "–".join(dict.fromkeys(_bare(v, spec) for v in ends))
-        for ends in ((lows[-1], highs[-1]), (min(lows), max(highs)))
-    )
-    return f"{inner}{_unit(spec)}" + (f" [{outer}]" if outer != inner else "")
+    if isinstance(value, str | bool):
+        return str(value)
+    ends = value if isinstance(value, tuple) else (value,)
+    digits, sign = _parts(spec)
+    texts = dict.fromkeys(_bare(float(end), digits, sign) for end in ends)
+    return "–".join(texts) + (sign if sign in _CLOSE else f" {sign}")
+
+
+def _bare(value: float, digits: int | None, sign: str) -> str:
+    if digits is None:
+        return f"{round(value):,}".replace("-", "−")
+    return number(100 * value if sign == "%" else value, digits)
 
 
 def tick(value: float, spec: str) -> str:
@@ -95,15 +82,3 @@ def _parts(spec: str) -> tuple[int | None, str]:
     if match["whole"]:
         return None, ""
     return int(match["digits"] or 4), match["unit"].strip()
-
-
-def _unit(spec: str) -> str:
-    text = unit(spec)
-    return text if text in _CLOSE else f" {text}"
-
-
-def _bare(value: float, spec: str) -> str:
-    digits, text = _parts(spec)
-    if digits is None:
-        return f"{round(value):,}".replace("-", "−")
-    return number(100 * value if text == "%" else value, digits)

@@ -41,13 +41,17 @@ _TYPES = {
 }  # fmt: skip
 
 
-def load(table: str) -> pd.DataFrame:
-    """One published table as a tidy frame; what a source does not state is missing."""
+def load(table: str, *, texts: bool = False) -> pd.DataFrame:
+    """One published table as a tidy frame; what a source does not state is missing. With `texts`
+    its figures are texts, with every digit that stands in the source."""
     known = sorted([WARMUP, *(path.stem for path in paths.PUBLISHED.glob("*.csv"))])
     if table not in known:
         raise ValueError(f"unknown published table {table!r}; known: {', '.join(known)}")
-    file = "end_to_end" if table == WARMUP else table
-    frame = pd.read_csv(paths.PUBLISHED / f"{file}.csv", dtype=_TYPES)
+    path = paths.PUBLISHED / f"{'end_to_end' if table == WARMUP else table}.csv"
+    frame = pd.read_csv(path, dtype=_TYPES)
+    if texts:
+        figures = frame.select_dtypes("float").columns
+        frame = frame.assign(**pd.read_csv(path, dtype=str)[figures])
     if table == WARMUP:
         eager_fp32 = frame["precision"].eq("float32") & frame["compile"].eq(False)
         frame = frame[eager_fp32.fillna(False) | frame["source"].eq("004")].reset_index(drop=True)
@@ -55,14 +59,8 @@ def load(table: str) -> pd.DataFrame:
 
 
 def stated(table: str) -> pd.DataFrame:
-    """A published table whose figures are texts, with every digit that stands in the source."""
-    name = "end_to_end" if table == WARMUP else table
-    frame, figures = load(table), load(table).select_dtypes("float").columns
-    texts = pd.read_csv(paths.PUBLISHED / f"{name}.csv", dtype=str)
-    if table == WARMUP:
-        at = load(name).reset_index().merge(frame)["index"]
-        texts = texts.loc[at].reset_index(drop=True)
-    return frame.assign(**{figure: texts[figure] for figure in figures})
+    """A published table whose figures are texts."""
+    return load(table, texts=True)
 
 
 def published(topic: str) -> pd.DataFrame:

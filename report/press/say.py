@@ -28,7 +28,7 @@ import pandas as pd
 
 from fusedlib.bench import machine as machines
 from press import display
-from press.formats import MISSING, is_missing, spread
+from press.formats import MISSING, formatted, is_missing
 from press.origin import days, older, origin
 from press.published import MACHINE
 from study.rows import REPLAY, folders, key, load
@@ -45,15 +45,13 @@ ORDER = ("H200", "H100")
 @dataclass(frozen=True)
 class Answer:
     """What one set says. `holds` is None where a number is missing, so that nobody can tell, or
-    where the rule raised `error`, which is a mistake of its author. `origin`: days and commits of
-    its rows; `older`: their days, where the code has changed since."""
+    where the rule raised `error`, which is a mistake of its author."""
 
     set: str
+    rows: Rows
     values: dict[str, Any]
     holds: bool | None
     error: str = ""
-    origin: str = ""
-    older: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Standing:
 
     machine: str
     answers: tuple[Answer, ...]
-    repeats: str = MEASURED
+    varies: bool
 
     @property
     def decided(self) -> list[Answer]:
@@ -70,31 +68,22 @@ class Standing:
         return [answer for answer in self.answers if answer.holds is not None]
 
     @property
-    def held(self) -> int:
-        """In how many of them it holds."""
-        return sum(bool(answer.holds) for answer in self.decided)
-
-    @property
     def status(self) -> str:
         """✓; ✗: one set contradicts; "once": another could, and there is none; "": none tells."""
-        varies = self.repeats == MEASURED and self.machine != MACHINE
-        alone = "once" if varies and len(self.decided) == 1 else "✓"
-        return "" if not self.decided else "✗" if self.held < len(self.decided) else alone
-
-    @property
-    def errors(self) -> list[str]:
-        """What the rule raised, a line a set."""
-        return [f"{answer.set}: {answer.error}" for answer in self.answers if answer.error]
+        if not self.decided:
+            return ""
+        alone = "once" if self.varies and len(self.decided) == 1 else "✓"
+        return alone if all(answer.holds for answer in self.decided) else "✗"
 
     @property
     def mark(self) -> str:
         """The status beside the machine, with its days where the newest rows are of older code."""
-        if self.errors:
-            return f"error in the claim: {self.errors[0]}"
+        if error := next((f"{a.set}: {a.error}" for a in self.answers if a.error), ""):
+            return f"error in the claim: {error}"
         if not self.decided:
             return ""
-        newest = self.decided[-1]
-        old = f", {newest.older}" if newest.older else ""
+        newest = self.decided[-1].rows
+        old = f", {days(newest)}" if older(newest) else ""
         return f"{self.status} {_place(self.machine)}{old}"
 
 
@@ -119,74 +108,66 @@ class Claim:
         """The machine whose numbers come first in the sentence: the first that has them."""
         return next((one.machine for one in self.standings if one.decided), "")
 
-    @property
-    def others(self) -> str:
-        """The same, where it is not the one that leads."""
-        return self.shown if self.shown != self.standings[0].machine else ""
-
     def sets(self) -> Iterator[tuple[str, str, Rows]]:
         """Each machine's sets that have all cases, oldest first, with the last row of each."""
         chosen = self.of(rows_of(self.topic))
         wanted = required(self.topic, chosen)
-        for (machine, name), rows in _by_age(chosen).groupby(["machine", "set"], sort=False):
+        if "measured_at" in chosen:  # a published row has no time
+            ended = chosen.groupby(["machine", "set"])["measured_at"].transform("max").astype(str)
+            chosen = chosen.iloc[ended.argsort(kind="stable")]
+        for (machine, name), rows in chosen.groupby(["machine", "set"], sort=False):
             if wanted and wanted <= {*(pairs := _pairs(rows))}:
                 yield machine, name, rows[pairs.isin(wanted) & ~pairs.duplicated(keep="last")]
 
     def answer(self, name: str, rows: Rows) -> Answer:
         """The rule over the rows of one set. A NaN is no answer; what it raises is shown."""
-        nothing = Answer(
-            name, {}, None, origin=origin(rows), older=days(rows) if older(rows) else ""
-        )
         try:
             values, holds = self.rule(rows)
             values, holds = {n: _plain(value) for n, value in values.items()}, _plain(holds)
-            self._numbers_of([Answer(name, values, None)])
+            self.texts([values])
         except Exception as error:
-            return replace(nothing, error=f"{type(error).__name__}: {error}")
+            return Answer(name, rows, {}, None, f"{type(error).__name__}: {error}")
         known = not any(map(is_missing, (*values.values(), holds)))
-        return replace(nothing, values=values, holds=bool(holds) if known else None)
+        return Answer(name, rows, values, bool(holds) if known else None)
 
-    def sentence(self) -> str:
-        """The sentence with its numbers; a dash stands for what nobody measured."""
-        fields = string.Formatter().parse(self.template)
-        numbers = self.beside()
-        text = "".join(words + numbers.get(name or "", "") for words, name, *_ in fields)
-        text = f"{_place(self.others)}: {text}" if self.others else text
-        return text[:1].upper() + text[1:]
+    def texts(self, values: list[dict[str, Any]]) -> dict[str, str]:
+        """The sentence's numbers by name: of the last set, or the range over all."""
+        fields = {n: spec or "" for _, n, spec, _ in string.Formatter().parse(self.template) if n}
+        texts = {}
+        for name, spec in fields.items():
+            every = [one[name] for one in values]
+            if self.unchanged and all(isinstance(value, int | float | tuple) for value in every):
+                ends = [end for one in every for end in (one if isinstance(one, tuple) else [one])]
+                every = [(min(ends), max(ends))] if ends else []
+            texts[name] = formatted(every[-1] if every else None, spec)
+        return texts
 
     def numbers(self, machine: str = "") -> dict[str, str]:
         """The sentence's numbers by name, of the machine that it speaks of or of another."""
-        texts = self.spreads(machine or self.shown).items()
-        return {name: text.partition(" [")[0] for name, text in texts}
+        one = next((one for one in self.standings if one.machine == (machine or self.shown)), None)
+        return self.texts([answer.values for answer in one.decided] if one else [])
 
     def beside(self) -> dict[str, str]:
         """The same, and in brackets each other machine's where they differ."""
-        others = [one.machine for one in self.standings if one.decided][1:]
-        texts = {}
-        for name, text in self.numbers().items():
-            differing = [
-                f"{_place(machine)} {number}" for machine in others
-                if (number := self.numbers(machine)[name]) != text
-            ]  # fmt: skip
-            texts[name] = f"{text} ({', '.join(differing)})" if differing else text
+        texts = self.numbers()
+        others = {one.machine: self.numbers(one.machine) for one in self.standings if one.decided}
+        for name, text in texts.items():
+            unlike = [f"{_place(m)} {own[name]}" for m, own in others.items() if own[name] != text]
+            texts[name] = f"{text} ({', '.join(unlike)})" if unlike else text
         return texts
 
-    def spreads(self, machine: str) -> dict[str, str]:
-        """A machine's numbers by name, each with its range over sets."""
-        decided = [a for one in self.standings if one.machine == machine for a in one.decided]
-        return self._numbers_of(decided)
+    def sentence(self) -> str:
+        """The sentence with its numbers; a dash stands for what nobody measured."""
+        fields, numbers = string.Formatter().parse(self.template), self.beside()
+        text = "".join(words + numbers.get(name or "", "") for words, name, *_ in fields)
+        leads = self.shown in ("", self.standings[0].machine)
+        text = text if leads else f"{_place(self.shown)}: {text}"
+        return text[:1].upper() + text[1:]
 
     def marks(self) -> list[str]:
         """How it stands on every machine that can tell, and whether it said something else once."""
         own = [one.mark for one in self.standings if one.mark]
         return [*own, *["reworded"] * bool(self.first)] if own else ["not measured"]
-
-    def _numbers_of(self, decided: list[Answer]) -> dict[str, str]:
-        fields = {n: spec or "" for _, n, spec, _ in string.Formatter().parse(self.template) if n}
-        values = {n: [a.values[n] for a in decided] for n in fields}
-        if self.unchanged:
-            values = {n: _ends(every) for n, every in values.items()}
-        return {n: spread(values[n], spec) for n, spec in fields.items()}
 
 
 CLAIMS: dict[str, Claim] = {}
@@ -239,8 +220,8 @@ def evaluate(name: str) -> Claim:
     there = {*answers} if [*answers] == [MACHINE] else {*answers, *rows_of(topic)["machine"], own}
     order = (stated.lead, *ORDER, *sorted(there - {own}), own)
     standings = [
-        Standing(machine, tuple(answers.get(machine, ())), stated.repeats)
-        for machine in dict.fromkeys(order) if machine in there
+        Standing(one, tuple(answers.get(one, ())), stated.repeats == MEASURED and one != MACHINE)
+        for one in dict.fromkeys(order) if one in there
     ]  # fmt: skip
     return replace(stated, standings=tuple(standings))
 
@@ -275,10 +256,10 @@ def ledger(topic: str) -> pd.DataFrame:
     for claim in every(topic):
         for one in claim.standings:
             for answer in one.answers:
-                said = ", ".join(claim._numbers_of([answer]).values()) if answer.values else ""
+                said = answer.error or ", ".join(claim.texts([answer.values]).values())
                 mark = MISSING if answer.holds is None else "✗✓"[answer.holds]
-                lines.append((claim.name, _place(one.machine), answer.set, answer.origin, mark,
-                              said or answer.error))  # fmt: skip
+                lines.append((claim.name, _place(one.machine), answer.set, origin(answer.rows),
+                              mark, said))  # fmt: skip
     heads = ["claim", "machine", "recording", "rows of", "holds", "numbers"]
     return pd.DataFrame(lines, columns=heads).set_index(heads[:3])
 
@@ -319,22 +300,6 @@ def _read(topic: str, here: bool, stamps: frozenset[Any]) -> Rows:
 def _pairs(rows: Rows) -> pd.Series:
     providers = rows["provider"].astype(object).where(rows["provider"].notna(), "")
     return pd.Series(list(zip(rows["race"], providers, strict=True)), rows.index, dtype=object)
-
-
-def _by_age(rows: Rows) -> Rows:
-    """Rows in the order in which their sets ended; a published row has no time."""
-    if "measured_at" not in rows:
-        return rows
-    ended = rows.groupby(["machine", "set"])["measured_at"].transform("max").astype(str)
-    return rows.iloc[ended.argsort(kind="stable")]
-
-
-def _ends(values: list[Any]) -> list[Any]:
-    """The range of numbers, or of ranges; what is no number stays."""
-    if not all(isinstance(value, int | float | tuple) for value in values):
-        return values
-    ends = [value if isinstance(value, tuple) else (value, value) for value in values]
-    return [(min(low for low, _ in ends), max(high for _, high in ends))] if ends else values
 
 
 def _place(machine: str) -> str:

@@ -6,6 +6,7 @@ stands in `report/templates/<name>`. All pages load nothing, and the same notebo
 bytes.
 """
 
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,16 +24,12 @@ from press.pages.preprocessors import Answers, Fragments, Headings, Numbers, Pic
 from press.style import INK, PAPER_INK
 from study import paths
 
-FILTERS = {
-    function.__name__: function
-    for function in (
-        outputs.meaning, outputs.press, outputs.plain, outputs.error_title,
-        outputs.error_lines, outputs.is_figure, outputs.last_lines, outputs.plain_text,
-        outputs.alternative,
-        html.as_csv, html.contents, html.font_data, html.highlighted, svg.inline, header_groups,
-        typst_filters.quoted, typst_filters.soft, typst_filters.datatable, typst_filters.width,
-    )
-}  # fmt: skip
+FILTERS = (
+    outputs.meaning, outputs.press, outputs.plain, outputs.error_title, outputs.error_lines,
+    outputs.is_figure, outputs.last_lines, outputs.plain_text, outputs.alternative,
+    html.as_csv, html.contents, html.font_data, html.highlighted, svg.inline, header_groups,
+    typst_filters.quoted, typst_filters.soft, typst_filters.datatable, typst_filters.width,
+)  # fmt: skip
 """What our templates ask beside nbconvert's own filters."""
 
 
@@ -75,7 +72,7 @@ class PressExporter(TemplateExporter):
 
     def default_filters(self) -> list[tuple[str, Any]]:
         """nbconvert's, and what our templates ask."""
-        return [*super().default_filters(), *FILTERS.items()]
+        return [*super().default_filters(), *((one.__name__, one) for one in FILTERS)]
 
     def _create_environment(self) -> Any:
         environment = super()._create_environment()
@@ -104,11 +101,7 @@ class FusedlibTypstExporter(PressExporter):
 
 
 class FusedlibPDFExporter(FusedlibTypstExporter):
-    """PDF through Typst: no browser, no LaTeX, no fonts of the system.
-
-    A formula that Typst does not understand is set as its TeX source; in the place of a picture
-    that it does not take stands why.
-    """
+    """PDF through Typst: no browser, no LaTeX, no fonts of the system."""
 
     export_from_notebook = "PDF of fusedlib's report"
     output_mimetype = "application/pdf"
@@ -117,18 +110,10 @@ class FusedlibPDFExporter(FusedlibTypstExporter):
     def from_notebook_node(self, nb: Any, resources: Any = None, **more: Any) -> tuple[Any, Any]:
         """The PDF's bytes."""
         given = {**(resources or {}), "output_files_dir": ""}
-        look = "fusedlib_typst/report.typ"
         source, written = super().from_notebook_node(nb, given, **more)
         files, written["outputs"] = written["outputs"], {}
         try:
-            return compiled(source, look, files), written
-        except RuntimeError:
-            given["as_source"] = typst_filters.refused(written, lambda text: compiled(text, look))
-            given["refused"] = {name: why for name in files if (why := _refused(name, files))}
-        source, written = super().from_notebook_node(nb, given, **more)
-        files, written["outputs"] = written["outputs"], {}
-        try:
-            return compiled(source, look, files), written
+            return compiled(source, files), written
         except RuntimeError as error:
             raise ReportError(
                 f"Typst cannot set the PDF: {str(error)[:400]}. Simplify what the message "
@@ -136,28 +121,17 @@ class FusedlibPDFExporter(FusedlibTypstExporter):
             ) from error
 
 
-def _refused(name: str, files: Mapping[str, bytes]) -> str:
-    """Why Typst does not take this picture; nothing where it does."""
-    try:
-        compiled(f"#image({typst_filters.quoted(name)})", files={name: files[name]})
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
-def compiled(source: str, look: str = "", files: Mapping[str, bytes] | None = None) -> bytes:
+def compiled(source: str, files: Mapping[str, bytes]) -> bytes:
     """The PDF of a Typst source; Typst's message is a RuntimeError.
 
     Beside the source stand the template that it imports, and files by name; drawings get the ink of
     paper. All lie in a folder: in memory Typst's binding takes text alone.
     """
-    project = {"main.typ": source.encode()}
-    if look:
-        project[Path(look).name] = (paths.TEMPLATES / look).read_bytes()
-    for name, content in (files or {}).items():
-        drawn = name.endswith(".svg")
-        project[name] = content.replace(INK.encode(), PAPER_INK.encode()) if drawn else content
     with tempfile.TemporaryDirectory(prefix="fusedlib-typst-") as folder:
-        for name, content in project.items():
-            (Path(folder) / name).write_bytes(content)
+        for name, content in {"main.typ": source.encode(), **files}.items():
+            drawn = name.endswith(".svg")
+            (Path(folder) / name).write_bytes(
+                content.replace(INK.encode(), PAPER_INK.encode()) if drawn else content
+            )
+        shutil.copy(paths.TEMPLATES / "fusedlib_typst" / "report.typ", folder)
         return typst.compile(Path(folder) / "main.typ", ignore_system_fonts=True)

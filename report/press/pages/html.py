@@ -1,11 +1,10 @@
 """What the HTML templates ask: fonts, contents, code."""
 
 import base64
-import csv
-import io
 import re
 from typing import Any
 
+import pandas as pd
 from pygments import highlight  # type: ignore[import-untyped]
 from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
 from pygments.lexers import PythonLexer  # type: ignore[import-untyped]
@@ -45,7 +44,5 @@ def highlighted(source: str) -> str:
 
 def as_csv(content: dict[str, Any]) -> str:
     """A table's cells as CSV."""
-    text = io.StringIO()
     heads = [" ".join(filter(None, names)) for names in content["columns"]]
-    csv.writer(text, lineterminator="\n").writerows([heads, *content["rows"]])
-    return text.getvalue()
+    return pd.DataFrame(content["rows"], columns=heads).to_csv(index=False)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from nbconvert.filters import strip_ansi
 from nbformat import NotebookNode
 
 from press.display import TABLE_MIME
@@ -17,7 +18,6 @@ PICTURES = {DRAWING: "svg", "image/png": "png", "image/jpeg": "jpg", "image/gif"
 """Formats of pictures that pages and PDF can show, the best first, with their files' endings."""
 
 APPENDIX = "appendix"  # a tag of cells
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 ERROR_LINES = 14
 
@@ -56,10 +56,8 @@ def plain_text(markdown: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Terminal output without colours, control characters and overwritten lines."""
-    text = _ANSI.sub("", text).replace("\r\n", "\n")
-    lines = (line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n"))
-    return _CONTROL.sub("", "\n".join(lines)).strip("\n")
+    """Terminal output without colours and control characters."""
+    return _CONTROL.sub("", strip_ansi(text)).strip("\n")
 
 
 def last_lines(text: str) -> str:

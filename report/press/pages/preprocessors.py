@@ -5,14 +5,13 @@ What a preprocessor finds out stands in `metadata.press` of a cell, an output or
     notebook   paper, title, lead; see `press.pages.paper`; dead: its links that lead nowhere
     cell       study and page, of its section; role ("heading", "answer" or "failure") with what
                the role needs
-    output     anchor, number; of a picture mime, file and damage: why it cannot be shown
+    output     anchor, number; of a picture mime and file
 """
 
 import base64
 import re
 from collections.abc import Iterator
 from copy import deepcopy
-from io import BytesIO
 from itertools import chain, count
 from os.path import relpath
 from pathlib import Path
@@ -21,10 +20,9 @@ from urllib.parse import unquote
 
 from nbconvert.preprocessors import Preprocessor
 from nbformat.v4 import new_markdown_cell
-from PIL import Image
 
 from press.display import TABLE_MIME
-from press.pages import pandoc, svg
+from press.pages import pandoc
 from press.pages.outputs import (
     DRAWING,
     MARKDOWN,
@@ -43,42 +41,24 @@ _ANSWER = re.compile(r"<details>\s*<summary>(.*?)</summary>(.*?)</details>", re.
 
 
 class Pictures(Preprocessor):
-    """Each picture is decoded and looked at; source for Typst has it as a file beside it.
-
-    `resources["refused"]` says of a file why Typst does not take it.
-    """
+    """The format that is shown of each picture; source for Typst has it as a file beside it."""
 
     def preprocess(self, nb: Any, resources: Any) -> Any:
-        """Fill `resources["outputs"]` for Typst, and say of each picture what is wrong with it."""
+        """Fill `resources["outputs"]` for Typst."""
         folder, files = Path(resources.get("output_files_dir") or ""), {}
         for at, cell in enumerate(nb.cells):
             for index, output in enumerate(cell.get("outputs", [])):
                 if not is_figure(output):
                     continue
                 mime = next(mime for mime in PICTURES if mime in output.data)
-                name = f"picture-{at}-{index}.{PICTURES[mime]}"
-                beside = str(Path(folder.name) / name)
-                damage = (resources.get("refused") or {}).get(beside, "")
-                try:
-                    content = picture_bytes(mime, output.data[mime])
-                except Exception as error:  # Pillow's decoders raise of every kind
-                    damage = str(error) or type(error).__name__
-                if not damage:
-                    files[str(folder / name)] = content
-                press(output).update(mime=mime, file=beside, damage=damage)
+                name, data = f"picture-{at}-{index}.{PICTURES[mime]}", output.data[mime]
+                files[str(folder / name)] = (
+                    data.encode() if mime == DRAWING else base64.b64decode(data)
+                )
+                press(output).update(mime=mime, file=str(Path(folder.name) / name))
         if resources["target"] == "typst":
             resources["outputs"] = files
         return nb, resources
-
-
-def picture_bytes(mime: str, data: str) -> bytes:
-    """The bytes of a picture in a notebook; whatever is wrong with them is raised."""
-    if mime == DRAWING:
-        svg.element(data)
-        return data.encode()
-    content = base64.b64decode(data)
-    Image.open(BytesIO(content)).load()
-    return content
 
 
 class Answers(Preprocessor):
@@ -184,7 +164,6 @@ class Numbers(Preprocessor):
                     holder[key] = _FILE.sub(
                         lambda m: m[1] + relpath(Path(was).parent / m[2], here), holder[key]
                     )
-        resources["anchors"] = sorted(self._titles)
         return nb, resources
 
     def _number(self, cell: Any, *, paper: bool) -> None:
@@ -276,7 +255,7 @@ class Fragments(Preprocessor):
     """All Markdown of a notebook, converted at once: starting pandoc costs more than its work.
 
     The templates look a text up in `resources.texts`, or in `resources.lines` where it stands in
-    one line, as a heading or a caption. `resources["as_source"]` names texts to show unconverted.
+    one line, as a heading or a caption.
     """
 
     def preprocess(self, nb: Any, resources: Any) -> Any:
@@ -285,11 +264,10 @@ class Fragments(Preprocessor):
         for cell in nb.cells:
             for holder, key, one_line in markdown_of(cell):
                 (lines if one_line else texts)[holder[key]] = None
-        kept, target = resources.get("as_source", {}), resources["target"]
         for name, markdown, convert in (
             ("texts", list(texts), pandoc.convert),
             ("lines", list(lines), pandoc.convert_inline),
         ):
-            converted = dict(zip(markdown, convert(markdown, target), strict=True))
-            resources[name] = converted | {text: kept[text] for text in markdown if text in kept}
+            converted = convert(markdown, resources["target"])
+            resources[name] = dict(zip(markdown, converted, strict=True))
         return nb, resources

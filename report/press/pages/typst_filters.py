@@ -3,7 +3,6 @@
 import json
 import re
 import textwrap
-from collections.abc import Callable
 from typing import Any
 
 from press.formats import number
@@ -84,16 +83,3 @@ def width(drawing: str) -> str:
     """Drawings keep their size up to the text's width, other pictures fill it."""
     wide, _, unit = svg.size(drawing)
     return f"{wide:g}pt" if unit == "pt" and wide < _TEXT_WIDTH_PT else "100%"
-
-
-def refused(resources: Any, compiled: Callable[[str], object]) -> dict[str, str]:
-    """The Markdown texts whose conversion Typst does not accept, each as its own source."""
-    anchors = "\n".join(f"#figure([x]) #label({quoted(a)})" for a in resources["anchors"])
-    sources = {}
-    for texts in (resources["texts"], resources["lines"]):
-        for markdown, written in texts.items():
-            try:
-                compiled(f'#import "report.typ": *\n{anchors}\n#[{written}]\n')
-            except RuntimeError:
-                sources[markdown] = f"#raw({quoted(markdown)})"
-    return sources

@@ -1,30 +1,16 @@
 // The contents mark the section that is being read; on a narrow page they fold into one line.
-const contents = document.querySelector("nav details");
+const contents = document.querySelector("nav details"), narrow = matchMedia("(max-width: 75.99rem)");
 const links = [...contents.querySelectorAll("a")];
-const heads = links.map((link) => document.getElementById(link.hash.slice(1)));
-const narrow = matchMedia("(max-width: 75.99rem)");
-
-function fold() { contents.open = !narrow.matches; }
 
 function follow() {
-  let at = -1;
-  heads.forEach((head, i) => { if (head.getBoundingClientRect().top < innerHeight / 3) at = i; });
-  links.forEach((link, i) => {
-    if (i === at) link.setAttribute("aria-current", "true");
-    else link.removeAttribute("aria-current");
-  });
-  for (const item of contents.querySelectorAll("li")) {
-    item.classList.toggle("here", item.contains(links[at] ?? null));
-  }
-  const current = at < 0 ? "" : links[at].textContent.trim();
-  document.getElementById("here").textContent = narrow.matches && current ? ` · ${current}` : "";
+  const above = (link) => document.getElementById(link.hash.slice(1)).getBoundingClientRect().top < innerHeight / 3;
+  const read = links.filter(above).pop() ?? null;
+  for (const link of links) link.ariaCurrent = link === read ? "true" : null;
+  for (const item of contents.querySelectorAll("li")) item.classList.toggle("here", item.contains(read));
+  document.getElementById("here").textContent = narrow.matches && read ? ` · ${read.textContent.trim()}` : "";
 }
 
-function measure() {
-  for (const box of document.querySelectorAll(".scroll, .pane")) {
-    box.classList.toggle("more", box.scrollWidth > box.clientWidth + 1);
-  }
-}
+function fold() { contents.open = !narrow.matches; follow(); }
 
 // A button that copies, on what is code.
 for (const code of document.querySelectorAll("pre")) {
@@ -41,13 +27,9 @@ for (const code of document.querySelectorAll("pre")) {
   code.replaceWith(box);
   box.append(code, button);
 }
-document.addEventListener("change", (event) => { if (event.target.closest(".tabs")) measure(); });
 
 contents.parentElement.classList.add("live");
 narrow.addEventListener("change", fold);
-contents.addEventListener("click", (event) => { if (narrow.matches && event.target.closest("a")) contents.open = false; });
+contents.addEventListener("click", (event) => { if (event.target.closest("a")) fold(); });
 addEventListener("scroll", () => requestAnimationFrame(follow), { passive: true });
-addEventListener("resize", () => { measure(); follow(); });
 fold();
-follow();
-measure();
