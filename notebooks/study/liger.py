@@ -87,12 +87,12 @@ def is_liger(provider: str) -> bool:
     return provider.partition("-")[0] == "liger"
 
 
-def path(work: Callable[[], object]) -> str:
-    """Whose kernels of Liger's `work` starts on a CUDA device, by the kernels' names. Where CuTe is
-    not installed it has Triton's alone, and nothing is looked at.
+def path(work: Callable[[], object]) -> str | None:
+    """Whose kernels of Liger's `work` starts on a CUDA device, by the kernels' names; None, for
+    nothing is looked at, where cutlass is not installed and there is no choice.
     """
     if not has_cute():
-        return TRITON
+        return None
     work()  # what is compiled at the first call is no kernel of it
     with profiling("cuda") as profile:
         work()

@@ -22,9 +22,9 @@ from fusedlib.bench.attempt import Unavailable
 from fusedlib.ops.mlp import function as functional
 from fusedlib.ops.mlp import route
 from fusedlib.ops.mlp.module import SwiGLUMLP
-from study import liger as ligers
 from study import rivals
 from study.cases import Case
+from study.liger import CUTE, TRITON
 from study.models.transformer import SwiGLU, sharing_copy
 from study.operation import Operation
 from study.rivals import Bound, Task, Workload, rival
@@ -268,7 +268,7 @@ def inductor(inputs: Inputs) -> Workload:
     return Workload(lambda: compiled(**leaves), leaves)
 
 
-@swiglu_mlp("liger", path=ligers.TRITON)
+@swiglu_mlp("liger", path=TRITON)
 def liger(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
     """Liger's fused silu(gate) · up between cuBLAS products, as its `LigerSwiGLUMLP` does it."""
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
@@ -288,7 +288,7 @@ def liger_cute(inputs: Inputs) -> Workload:
         x, w_gate, w_up, w_down = (leaves[name] for name in ("x", "w_gate", "w_up", "w_down"))
         return linear(LigerSiLUMulFunction.apply(linear(x, w_gate), linear(x, w_up)), w_down)
 
-    return Workload(forward, leaves, path=ligers.CUTE)
+    return Workload(forward, leaves, path=CUTE)
 
 
 @rival(TASK, "liger-mlp", traits=ON_REQUEST)
@@ -301,9 +301,7 @@ def liger_mlp(inputs: Inputs) -> Workload:
     leaves = inputs.leaves()
     # Its kernels take a batch of sequences.
     x, *weights = (leaves[name] for name in ("x", "w_gate", "w_up", "w_down"))
-    return Workload(
-        lambda: LigerMLPFunction.apply(x[None], *weights)[0], leaves, path=ligers.TRITON
-    )
+    return Workload(lambda: LigerMLPFunction.apply(x[None], *weights)[0], leaves, path=TRITON)
 
 
 @rival(

@@ -41,7 +41,8 @@ class Operation(Problem):
             return Checked(one.facts(), partial(bound_turn, work))
         facts = {"path": work.path, **work.figures, **one.facts()}
         if liger.is_liger(one.name):
-            facts["path"] = liger.path(partial(check.results_of, work, inputs.dy))
+            seen = liger.path(partial(check.results_of, work, inputs.dy))
+            facts["path"] = seen or work.path
         return self.admit(one.name, work, inputs, facts)
 
     def figures_of(

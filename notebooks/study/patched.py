@@ -421,8 +421,8 @@ class ExactModel:
         call = one.build(model)
         return check.errors(self._of(model, call, "graph" in one.traits), self.true)
 
-    def path(self, one: Arm) -> str:
-        """Whose kernels of Liger's an arm runs."""
+    def path(self, one: Arm) -> str | None:
+        """Whose kernels of Liger's an arm runs, as `liger.path` has it."""
         model = copy_of(self.model, weights=True)
         call = one.build(model)
         return liger.path(lambda: self._of(model, call))

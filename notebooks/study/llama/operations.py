@@ -183,16 +183,19 @@ PLAIN: dict[str, Compute] = {"loss": plain_loss, "norm": plain_norm, "rope": pla
 PLAIN |= {task: scores_of(task, plain_scores) for task in SCORES}
 
 
-def operation(task: str, name: str, **options: Any) -> Callable[[Compute], Compute]:
-    """Register a function of a task's operands as its rival."""
-
+def operation(
+    task: str, name: str, *, path: str | None = None, **options: Any
+) -> Callable[[Compute], Compute]:  # fmt: skip
+    """Register a function of a task's operands as its rival; `path` is which code it runs, where
+    its package has several implementations.
+    """
     traits = options.get("traits", ())
 
     def register(compute: Compute) -> Compute:
         def build(operands: Drawn) -> Workload:
             leaves = operands.leaves()
             called = compiled(compute) if "compiled" in traits else compute
-            work = Workload(lambda: called(**leaves), leaves)
+            work = Workload(lambda: called(**leaves), leaves, path=path)
             return rivals.searched(work, operands.dy) if "searched" in traits else work
 
         build.__doc__ = compute.__doc__
@@ -222,7 +225,8 @@ def on_copies(one: OperationRival) -> OperationRival:
             own = rivals.workload(one, replace(operands, tensors=copies))
             return tuple(1 * output for output in own.forward())
 
-        return Workload(forward, operands.leaves())
+        path = rivals.workload(one, operands).path
+        return Workload(forward, operands.leaves(), path=path)
 
     return replace(one, build=build)
 
@@ -271,10 +275,11 @@ def liger_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) 
 
 
 _liger = "Liger's fused linear cross entropy"
-operation("loss", "liger", settings=f"{_liger} as it comes: d_weight summed in the weight's dtype")(
-    liger.by(liger.TRITON, liger_loss)
-)
-operation("loss", "liger-fp32", settings=f"{_liger}, accum_dtype=torch.float32")(
+operation(
+    "loss", "liger", path=liger.TRITON,
+    settings=f"{_liger} as it comes: d_weight summed in the weight's dtype",
+)(liger.by(liger.TRITON, liger_loss))  # fmt: skip
+operation("loss", "liger-fp32", path=liger.TRITON, settings=f"{_liger}, accum_dtype=torch.float32")(
     liger.by(liger.TRITON, partial(liger_loss, accum_dtype=torch.float32))
 )
 operation(
@@ -294,7 +299,7 @@ def liger_loss_cute(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
         raise Unavailable(str(problem)) from problem
 
 
-@operation("norm", "liger")
+@operation("norm", "liger", path=liger.TRITON)
 def liger_norm(x: Tensor, residual: Tensor, weight: Tensor) -> Outputs:
     """Liger's fused add RMSNorm, in_place=False: its default writes over the incoming gradient."""
     from liger_kernel.transformers.functional import liger_fused_add_rms_norm
@@ -321,10 +326,13 @@ def liger_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     return turned
 
 
-_in_place: dict[str, Any] = {"traits": frozenset({IN_PLACE})}
-_in_place["settings"] = (liger_rope.__doc__ or "").rstrip(".")
-operation("rope", "liger", **_in_place)(liger.by(liger.TRITON, liger_rope))
-operation("rope", "liger-cute", **_in_place, **CUTE)(liger.by(liger.CUTE, liger_rope))
+_rope, _in_place = (liger_rope.__doc__ or "").rstrip("."), frozenset({IN_PLACE})
+operation("rope", "liger", path=liger.TRITON, settings=_rope, traits=_in_place)(
+    liger.by(liger.TRITON, liger_rope)
+)
+operation(
+    "rope", "liger-cute", settings=f"{_rope}, LIGER_KERNEL_IMPL=cutedsl", traits=_in_place, **CUTE
+)(liger.by(liger.CUTE, liger_rope))
 
 
 @operation("loss", "torch-chunked")

@@ -48,7 +48,7 @@ class Setup:
         one = rivals.get(TASK, case["provider"])
         figures = {**one.facts(), **self.exact.errors(one, case["dtype"])}
         if liger.is_liger(one.name):
-            figures["path"] = self.exact.path(one)
+            figures["path"] = self.exact.path(one) or liger.TRITON
         free_memory()
         model = copy_of(self.base, weights=case["optimizer"])
         call = one.build(model)
