@@ -1,8 +1,8 @@
 """Whose kernels of Liger's run: it has them in Triton, and many of them in CuTe too.
 
-Installed alone, Liger runs Triton. Where `cutlass` can be imported it gives RoPE and the cross
-entropy inside its fused loss to CuTe by itself. With LIGER_KERNEL_IMPL=cutedsl, which it reads when
-it is imported, SwiGLU and RMSNorm are CuTe's as well. Here both run in one process, in turns, and
+Installed alone, Liger runs Triton. Where `cutlass` can be imported it gives RoPE to CuTe by itself.
+With LIGER_KERNEL_IMPL=cutedsl, which it reads when it is imported, SwiGLU and RMSNorm are CuTe's as
+well, and the fused loss, which then raises on Hopper. Here both run in one process, in turns, and
 the rows' `path` names those whose kernels were seen.
 """
 
@@ -15,14 +15,19 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import DeviceType
 
+from fusedlib.bench.attempt import Unavailable
 from study.profiler import profiling
 
 TRITON, CUTE = "nvidia-triton", "nvidia-cutedsl"
 """As Liger calls them."""
 FOR_BLACKWELL = "LigerFusedLinearCrossEntropyFunction"
 """Of CuTe's functions the one that raises on every other card."""
+
+
+LOSS = "liger_fused_linear_cross_entropy"
 
 
 def has_cute() -> bool:
@@ -54,11 +59,16 @@ def _replaced() -> list[tuple[dict[str, Any], str, Any, Any]]:
 
 
 @contextmanager
-def kernels_of(implementation: str) -> Iterator[None]:
-    """While inside, Liger's functions run these kernels wherever it has them."""
+def kernels_of(implementation: str, loss: Callable[..., Any] | None = None) -> Iterator[None]:
+    """While inside, Liger's functions run these kernels wherever it has them; a `loss` stands in
+    the place of its fused one.
+    """
     from liger_kernel import backends
+    from liger_kernel.transformers import functional
 
-    replaced, before = _replaced() if implementation == CUTE else [], backends.get_impl()
+    replaced, before = [*_replaced()] if implementation == CUTE else [], backends.get_impl()
+    if loss is not None:
+        replaced.append((vars(functional), LOSS, getattr(functional, LOSS), loss))
     backends.set_impl(implementation)
     for space, name, _, cute in replaced:
         space[name] = cute
@@ -70,16 +80,36 @@ def kernels_of(implementation: str) -> Iterator[None]:
         backends.set_impl(before)
 
 
-def by(implementation: str, call: Callable[..., Any]) -> Callable[..., Any]:
+def by(
+    implementation: str, call: Callable[..., Any], loss: Callable[..., Any] | None = None
+) -> Callable[..., Any]:  # fmt: skip
     """A call whose forward pass runs these kernels of Liger's; backward is then theirs too."""
     if implementation == TRITON and not has_cute():
         return call  # there is no other
 
     def called(*given: Any, **more: Any) -> Any:
-        with kernels_of(implementation):
+        with kernels_of(implementation, loss):
             return call(*given, **more)
 
     return called
+
+
+def hopper_loss(
+    hidden: Tensor, weight: Tensor, target: Tensor, *, reduction: str = "mean",
+    ignore_index: int = -100, **more: Any,
+) -> Tensor:  # fmt: skip
+    """Liger's fused loss in CuTe for Hopper, which none of its settings reaches."""
+    from liger_kernel.ops.cutedsl.ops import fused_linear_cross_entropy_sm90 as sm90
+
+    if asked := {name: value for name, value in more.items() if value not in (None, False)}:
+        raise Unavailable(f"liger_fused_linear_cross_entropy_sm90 does not take {asked}")
+    try:
+        loss: Tensor = sm90.liger_fused_linear_cross_entropy_sm90(
+            hidden, weight, target, ignore_index, reduction
+        )
+    except NotImplementedError as problem:  # tokens and vocabulary are multiples of its tiles
+        raise Unavailable(str(problem)) from problem
+    return loss
 
 
 def is_liger(provider: str) -> bool:

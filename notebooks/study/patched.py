@@ -301,13 +301,19 @@ for _name in SWITCHES:
     _liger_arm(f"liger-{_short.lower().replace('_', '-')}", (_name,))
 
 
-@rival(TASK, "liger-cute", requires=("transformers", "cutlass"), capability=(9, 0))
-def liger_cute(model: nn.Module) -> Call:
-    """Liger's, LIGER_KERNEL_IMPL=cutedsl: FLCE is Triton's with CuTe's cross entropy inside.
+_CUTE: dict[str, Any] = {"requires": ("transformers", "cutlass"), "capability": (9, 0)}
 
-    CuTe's own, which the variable would take, raises on all cards but Blackwell's.
-    """
+
+@rival(TASK, "liger-cute", **_CUTE)
+def liger_cute(model: nn.Module) -> Call:
+    """Liger's, LIGER_KERNEL_IMPL=cutedsl, but FLCE in Triton, for CuTe's raises on Hopper."""
     return liger.by(liger.CUTE, with_liger(model, SWITCHES))
+
+
+@rival(TASK, "liger-cute-loss", **_CUTE)
+def liger_cute_with_loss(model: nn.Module) -> Call:
+    """The same, FLCE by liger_fused_linear_cross_entropy_sm90, put there by lines of our own."""
+    return liger.by(liger.CUTE, with_liger(model, SWITCHES), loss=liger.hopper_loss)
 
 
 @rival(TASK, "liger-inductor", requires=("transformers",), traits=WHOLE)

@@ -282,21 +282,21 @@ operation(
 operation("loss", "liger-fp32", path=liger.TRITON, settings=f"{_liger}, accum_dtype=torch.float32")(
     liger.by(liger.TRITON, partial(liger_loss, accum_dtype=torch.float32))
 )
-operation(
-    "loss", "liger-auto", **CUTE,
-    settings=f"{_liger} as it comes where cutlass is installed: CuTe's cross entropy inside",
-)(liger_loss)  # fmt: skip
+
+
+@operation("loss", "liger-flce-cute", **CUTE)
+def liger_loss_cute(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
+    """liger_kernel.functional's fused_linear_cross_entropy, impl="nvidia-cutedsl"."""
+    from liger_kernel.functional import fused_linear_cross_entropy
+
+    loss, *_ = fused_linear_cross_entropy(hidden, weight, target, impl=liger.CUTE)
+    return (loss,)
 
 
 @operation("loss", "liger-cute", **CUTE)
-def liger_loss_cute(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
-    """Liger's liger_fused_linear_cross_entropy_sm90, which its variable does not reach."""
-    from liger_kernel.ops.cutedsl.ops import fused_linear_cross_entropy_sm90 as sm90
-
-    try:
-        return (sm90.liger_fused_linear_cross_entropy_sm90(hidden, weight, target),)
-    except NotImplementedError as problem:  # tokens and vocabulary are multiples of its tiles
-        raise Unavailable(str(problem)) from problem
+def liger_loss_hopper(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
+    """Liger's liger_fused_linear_cross_entropy_sm90, in CuTe for Hopper."""
+    return (liger.hopper_loss(hidden, weight, target),)
 
 
 @operation("norm", "liger", path=liger.TRITON)
