@@ -266,7 +266,7 @@ SWITCHES = {
     "liger-swiglu": "MLP", "fused-attention": "q, k and v", "huggingface": "none",
     "fused-without-mlp": "all but the MLP", "fused-without-rms-norm": "all but norms",
     "fused-without-rope": "all but RoPE", "fused-without-attention": "all but q, k and v",
-    "fused-without-loss": "all but the loss", "liger-cute": "all", "liger-cute-loss": "all",
+    "fused-without-loss": "all but the loss",
 }  # fmt: skip
 WEIGHTS = {"Llama-3.2-1B": 1_235_814_400}
 """Numbers of a model, whose gradients are as many."""
