@@ -30,16 +30,6 @@ def test_table_keeps_strings_and_escapes_html() -> None:
     assert "a&lt;b" in output.data["text/html"] and "c &lt; d" in output.data["text/html"]
 
 
-def test_bars_show_a_mark_for_each_row_of_another_machine() -> None:
-    """Also of a name, a row or a panel that the first machine lacks: a caption names its marks."""
-    rows = [("H200", "bf16", "all", "peak"), ("H100", "fp32", "all", "peak"),
-            ("H100", "fp32", "two", "peak"), ("H100", "bf16", "all", "time")]  # fmt: skip
-    frame = pd.DataFrame(rows, columns=["machine", "by", "plan", "what"]).assign(value=1.0)
-    shown = show.bars(frame, "value", "plan", "by", panel="what")
-    marks = [line.get_xdata() for ax in shown.figure.axes for line in ax.lines]
-    assert sum(map(len, marks)) == 3
-
-
 def drawn(machine: str, began: str) -> Picture:
     frame = pd.DataFrame({"machine": [machine], "provider": "fused", "model": "a", "ratio": 2.0,
                           "began": began, "commit": "abcdef01"})  # fmt: skip

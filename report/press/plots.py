@@ -1,15 +1,13 @@
 """Pictures: what `press.show` chose, drawn in panels as lines, dots, bars or areas.
 
 Marks are a frame, a row a mark: its `value`; its `place`, a category or under a line a number; its
-name in `by`; and where there are several its `panel`, its `machine` and its `card`, 0 where marks
-are filled. Texts are categories in their order.
+name in `by`; and where there are several its `panel`. Texts are categories in their order.
 """
 
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -101,7 +99,7 @@ class Chart:
     def alt(self, kind: str) -> str:
         """What was drawn, name by name: the ends of each line, or all values of a few."""
         parts = []
-        keys = [name for name in ("panel", "by", "machine") if name in self.marks]
+        keys = [name for name in ("panel", "by") if name in self.marks]
         for key, line in self.marks.groupby(keys, sort=False, observed=True):
             shown = line if len(self.marks) <= MOST_NAMED else line.iloc[[0, -1]].drop_duplicates()
             values = [
@@ -143,25 +141,20 @@ def draw(kind: Kind, chart: Chart) -> Figure:
 
 
 def lines(chart: Chart, panels: list[tuple[Axes, pd.DataFrame]]) -> None:
-    """A line a name over the numbers in `place`.
-
-    A name that lacks one that others of its card have gets no line over the gap.
-    """
-    marks = chart.marks
-    grid = sorted(marks["place"].unique())
+    """A line a name over the numbers in `place`; none over the gap where it lacks one."""
+    places = chart.marks["place"]
+    grid = sorted(places.unique())
     for ax, part in panels:
-        for (name, card), line in part.groupby(["by", "card"], sort=False, observed=True):
-            there = {*marks["place"][marks["card"] == card]}
-            own = [at for at in grid if at in there]
-            heights = line.drop_duplicates("place").set_index("place")["value"].reindex(own)
-            ax.plot(own, heights, label=str(name), **chart.looks[name] | of_card(card))
-        if is_log(chart.place, marks["place"]):
+        for name, line in part.groupby("by", sort=False, observed=True):
+            heights = line.set_index("place")["value"].reindex(grid)
+            ax.plot(grid, heights, label=str(name), **chart.looks[name])
+        if is_log(chart.place, places):
             whole = all(float(v).is_integer() for v in grid)
             powers = whole and all(float(np.log2(v)).is_integer() for v in grid)
             ax.set_xscale("log", base=2 if powers or not whole else 10)
             if whole and not powers:
                 ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: formatted(v, ",d")))
-        if len(grid) <= 10 and all(isinstance(v, int | np.integer) for v in grid):
+        if len(grid) <= 10 and places.dtype.kind == "i":
             ax.set_xticks(grid, [formatted(v, ",d") for v in grid])
             ax.xaxis.set_minor_locator(NullLocator())
             if len(grid) > 5:
@@ -172,24 +165,21 @@ def lines(chart: Chart, panels: list[tuple[Axes, pd.DataFrame]]) -> None:
 
 def dots(chart: Chart, panels: list[tuple[Axes, pd.DataFrame]]) -> None:
     """A row a category in `place`, a marker a name: near one a bar from zero would show nothing."""
-    marks, order = chart.marks, chart.order
-    names = list(dict.fromkeys(marks["by"]))
-    first = {name: marks["card"][marks["by"] == name].min() for name in names}
+    order, names = chart.order, list(dict.fromkeys(chart.marks["by"]))
     for ax, part in panels:
         if ax is not panels[0][0]:
             ax.sharex(panels[0][0])
         at_rows = part.groupby("place", observed=True)["by"]
         beside = {at: [n for n in names if n in {*there}] for at, there in at_rows}
         apart = min(0.7 / max(map(len, beside.values()), default=1), 0.18)
-        for name, card in product(names, sorted({*part["card"]})):
-            own = part[(part["by"] == name) & (part["card"] == card)]
+        for name in names:
+            own = part[part["by"] == name]
             heights = [
                 order.index(at) - (beside[at].index(name) - (len(beside[at]) - 1) / 2) * apart
                 for at in own["place"]
             ]
-            looks = chart.looks[name] | {"markersize": 4.5} | of_card(card) | {"linestyle": ""}
-            label = "" if card > first[name] else str(name)
-            ax.plot(own["value"].to_numpy(float), heights, label=label, **looks)
+            looks = chart.looks[name] | {"markersize": 4.5, "linestyle": ""}
+            ax.plot(own["value"].to_numpy(float), heights, label=str(name), **looks)
         ax.set_ylim(-0.6, len(order) - 0.4)
         for at in range(0, len(order), 2):  # bands: whose row a mark is in
             ax.axhspan(at - 0.5, at + 0.5, color=style.MUTED, alpha=0.09, linewidth=0)
@@ -199,33 +189,28 @@ def bars(chart: Chart, panels: list[tuple[Axes, pd.DataFrame]]) -> None:
     """Lying bars, a row a category in `place`; names are parts of a bar, or bars side by side.
 
     A row's length (of stacked bars the sum) stands at its end. Where each row has one name, its bar
-    lies in the middle. Bars are of the first card, others are marks.
+    lies in the middle.
     """
-    marks, stacked, order = chart.marks, chart.stacked, chart.order
-    names, each = list(dict.fromkeys(marks["by"])), _side_by_side(chart)
+    order, names = chart.order, list(dict.fromkeys(chart.marks["by"]))
+    each = _side_by_side(chart)
     size = 0.74 / each
-    for ax, shown in panels:
-        part, others = shown[shown["card"] == 0], shown[shown["card"] != 0]
+    for ax, part in panels:
         start = np.zeros(len(order))
         for at, name in enumerate(names):
-            own = part[part["by"] == name].drop_duplicates("place").set_index("place")["value"]
+            own = part[part["by"] == name].set_index("place")["value"]
             length = own.reindex(order).to_numpy(dtype=float)
             shift = 0.0 if each == 1 else -(at - (each - 1) / 2) * size
             drawn = ax.barh(
                 np.arange(len(order)) + shift, np.nan_to_num(length), height=size * 0.94,
-                left=start if stacked else 0.0, color=chart.looks[name]["color"], linewidth=0.0,
-                label=str(name),
+                left=start if chart.stacked else 0.0, color=chart.looks[name]["color"],
+                linewidth=0.0, label=str(name),
             )  # fmt: skip
-            if stacked:
+            if chart.stacked:
                 start = start + np.nan_to_num(length)
                 length = np.where(start > 0, start, np.nan)  # of the parts so far
-            if not stacked or at == len(names) - 1:
+            if not chart.stacked or at == len(names) - 1:
                 ends = [formatted(v, chart.spec) if np.isfinite(v) else "" for v in length]
-                padding = 8 if marks["card"].any() else 3  # room for the marks of others
-                ax.bar_label(drawn, ends, padding=padding, fontsize=8)
-            for card, own in others[others["by"] == name].groupby("card"):
-                looks = {"marker": "D"} | of_card(card) | {"linestyle": "", "color": style.INK}
-                ax.plot(own["value"], [order.index(v) + shift for v in own["place"]], **looks)
+                ax.bar_label(drawn, ends, padding=3, fontsize=8)
         ax.margins(x=0.14)
         ax.set_xlim(left=0)
         ax.grid(axis="y", visible=False)
@@ -235,14 +220,6 @@ def _side_by_side(chart: Chart) -> int:
     """How many bars a row has room for."""
     names = chart.marks.groupby("place", observed=True)["by"].nunique()
     return 1 if chart.stacked or (names == 1).all() else chart.marks["by"].nunique()
-
-
-def of_card(card: int) -> dict[str, Any]:
-    """How marks of a card look: filled, open, a cross."""
-    if card == 0:
-        return {}
-    kind = {"marker": "x"} if card > 1 else {"markerfacecolor": "none"}
-    return {**kind, "markeredgewidth": 1.1, "linewidth": 0.8, "markersize": 5.0}
 
 
 def is_log(name: str, values: pd.Series) -> bool:

@@ -24,18 +24,15 @@ from press.columns import (
     looks,
     ordered_values,
     read,
-    recorded_machines,
     value_labels,
 )
 from press.formats import is_missing
 from press.origin import stated
 from press.plots import Picture
-from press.published import MACHINE, published
+from press.published import published
 
 __all__ = ["areas", "bars", "columns", "dots", "lines", "published", "table"]
 
-MARKS = ("filled", "open", "cross")
-"""Marks of the first, second and third machine."""
 Columns = str | Sequence[str]
 
 
@@ -43,32 +40,32 @@ Columns = str | Sequence[str]
 
 
 def dots(
-    rows: pd.DataFrame, x: str, y: str, by: str = "provider", *, panel: Columns | None = None,
+    rows: pd.DataFrame, x: str, y: str, by: str = "provider", *, panel: str | None = None,
     reference: float | None = None, most: int = 4, title: str = "",
 ) -> Picture:  # fmt: skip
     """A row a category in `y`, and on it a mark a name in `by` at its `x`.
 
     Args:
         rows: a row a case, as `study.rows.load` gives them. Those whose status is not "ok" have no
-            mark. Up to three machines are told apart by filled marks, open ones and crosses.
+            mark.
         x: a column of numbers.
         y: a column whose values are the categories.
         by: a column whose values are the series.
-        panel: a panel a value of this column, or a combination of values of several.
+        panel: a panel a value of this column.
         reference: where a thin line stands; of the column "ratio" by default at 1.
         most: how many series there may be.
         title: above the picture.
 
     Raises:
-        ValueError: a column is missing, there are more series or machines, or rows on one mark
-            differ in something that was not chosen; with what to do.
+        ValueError: a column is missing, there are more series, or rows on one mark differ in
+            something that was not chosen, such as their machine; with what to do.
     """
     reference = 1.0 if x == "ratio" and reference is None else reference
-    return _picture(plots.dots, rows, x, [y], by, panel, most, title, reference)
+    return _picture(plots.dots, rows, x, y, by, panel, most, title, reference)
 
 
 def lines(
-    rows: pd.DataFrame, x: str, y: str, by: str = "provider", *, panel: Columns | None = None,
+    rows: pd.DataFrame, x: str, y: str, by: str = "provider", *, panel: str | None = None,
     most: int = 4, title: str = "",
 ) -> Picture:  # fmt: skip
     """A line a name in `by` over the numbers in `x`, at the height `y`; else as `dots`.
@@ -77,24 +74,21 @@ def lines(
         ValueError: as of `dots`; or `x` has no numbers.
     """
     reference = 1.0 if y == "ratio" else None
-    return _picture(plots.lines, rows, y, [x], by, panel, most, title, reference)
+    return _picture(plots.lines, rows, y, x, by, panel, most, title, reference)
 
 
 def bars(
-    rows: pd.DataFrame, x: str, y: str, by: str = "provider", *, panel: Columns | None = None,
+    rows: pd.DataFrame, x: str, y: str, by: str = "provider", *, panel: str | None = None,
     stacked: bool = False, most: int = 4, title: str = "",
 ) -> Picture:  # fmt: skip
     """Lying bars from 0 to `x`, a group a category in `y`; else as `dots`.
 
-    A name in `by` is a bar, or with `stacked` a part of one. Bars are the first machine's, other
-    machines have marks on them; stacked ones are a bar a machine. Their axis is never logarithmic.
+    A name in `by` is a bar, or with `stacked` a part of one. Their axis is never logarithmic.
 
     Raises:
         ValueError: as of `dots`.
     """
-    several = "machine" in rows and rows["machine"].nunique() > 1
-    at = list(dict.fromkeys([y, "machine"])) if stacked and several else [y]
-    return _picture(plots.bars, rows, x, at, by, panel, most, title, stacked=stacked)
+    return _picture(plots.bars, rows, x, y, by, panel, most, title, stacked=stacked)
 
 
 @matplotlib.rc_context(style.RC)
@@ -130,63 +124,57 @@ def areas(panels: Mapping[str, pd.DataFrame], phases: Sequence[str]) -> Picture:
 
 @matplotlib.rc_context(style.RC)
 def _picture(
-    kind: plots.Kind, rows: pd.DataFrame, value: str, at: list[str], by: str,
-    panel: Columns | None, most: int, title: str, reference: float | None = None,
-    stacked: bool = False,
+    kind: plots.Kind, rows: pd.DataFrame, value: str, at: str, by: str, panel: str | None,
+    most: int, title: str, reference: float | None = None, stacked: bool = False,
 ) -> Picture:  # fmt: skip
-    panels, along = _listed(panel), at[0] if kind is plots.lines else None
-    every, numbers = [*dict.fromkeys([*panels, by, *at, "machine"])], [value, *_listed(along)]
-    marks = _with_marks(rows, numbers, [*at, by], panels)
+    every = [*dict.fromkeys([*_listed(panel), by, at])]
+    numbers = [value, *([at] if kind is plots.lines else [])]
+    marks = _with_marks(rows, numbers, [*numbers, by, at], every)
     if marks.empty:
         return _nothing(rows, value, title)
     _require_alike(marks, every, "mark", 'a panel each: panel="{}"')
-    of, own = stated(marks), _own_machines(marks)
-    groups = marks.groupby(every, dropna=False, observed=True, sort=False)
+    of, keys = stated(marks), [*dict.fromkeys([*every, *marks.columns.intersection(["machine"])])]
+    groups = marks.groupby(keys, dropna=False, observed=True, sort=False)
     marks = groups[[value]].median().reset_index()  # over repetitions
-    ordered = {name: ordered_values(name, marks[name]) for name in every}
-    _require_few(by, ordered[by], most, f", or most={len(ordered[by])} for all")
-    _require_few("machine", ordered["machine"], len(MARKS))
-    within = _within(marks, own, numbers, 0.0 if kind is plots.bars else reference)
-    marks, beyond = marks[within], int((~within).sum())
-
+    names = ordered_values(by, marks[by])
+    if len(names) > most:
+        raise ValueError(
+            f"{len(names)} values of {by} are more than the {most} that a picture tells apart: "
+            f'choose, as with rows.query("{by} in {names[:most]}"), or most={len(names)} for all'
+        )
     labels = pd.DataFrame({name: _labelled(name, marks[name]) for name in every})
     labels = labels.sort_values(every, kind="stable")
     marks = marks.loc[labels.index]
-    machines = [name for name in ordered["machine"] if name is not None]
-    told_apart = len(machines) > 1 and "machine" not in (*panels, by, *at)
-    place = _whole(marks[along]) if along else _joined(labels, at)
-    shown = pd.DataFrame({"value": marks[value], "place": place, "by": labels[by], "card": 0})
-    if panels:
-        shown["panel"] = _joined(labels, panels)
-    if told_apart:
-        shown["machine"] = labels["machine"]
-        shown["card"] = _cards(shown)
-    slots = looks(by, ordered[by]).values()
+    place = _whole(marks[at]) if kind is plots.lines else labels[at]
+    shown = pd.DataFrame({"value": marks[value], "place": place, "by": labels[by]})
+    if panel:
+        shown["panel"] = labels[panel]
+    machines = [] if "machine" not in marks else marks["machine"].dropna().unique()
+    where = f" ({read('machine', machines[0])})" if len(machines) == 1 else ""
+    slots = map(style.look, looks(by, names).values())
     chart = plots.Chart(
-        shown, dict(zip(value_labels(by, ordered[by]), map(style.look, slots), strict=True)),
-        column(value).label + (f" ({read('machine', machines[0])})" if len(machines) == 1 else ""),
-        column(value).format, ", ".join(at),
+        shown, dict(zip(value_labels(by, names), slots, strict=True)),
+        column(value).label + where, column(value).format, at,
         kind is not plots.bars and plots.is_log(value, marks[value]), reference, stacked,
     )  # fmt: skip
     fig = plots.draw(kind, chart)
-    _legend(fig, kind is plots.bars, machines if told_apart else [], beyond)
+    style.legend(fig)
     if title:
         fig.suptitle(title, x=0.01, ha="left", fontsize=11)
-    data = marks[[name for name in (*every, value) if name in rows]].reset_index(drop=True)
     alt = chart.alt("Points" if kind is plots.dots else kind.__name__.capitalize())
-    return Picture(fig, data, f"{title.rstrip('.')}. {alt}" if title else alt, of)
+    alt = f"{title.rstrip('.')}. {alt}" if title else alt
+    return Picture(fig, marks[[*keys, value]].reset_index(drop=True), alt, of)
 
 
 def _with_marks(
-    rows: pd.DataFrame, numbers: list[str], needed: list[str], panels: list[str]
+    rows: pd.DataFrame, numbers: list[str], needed: list[str], every: list[str]
 ) -> pd.DataFrame:
-    """The rows that have numbers and a place; all with a `machine`, None where there is no such."""
+    """The rows that have numbers and a place."""
     if rows.empty:
         return rows
-    _require_columns(rows, [*numbers, *needed, *panels])
-    rows = rows if "machine" in rows else rows.assign(machine=None)
+    _require_columns(rows, [*numbers, *every])
     there = rows[rows["status"] == "ok"] if "status" in rows else rows
-    there = there.dropna(subset=list(dict.fromkeys([*numbers, *needed])))
+    there = there.dropna(subset=list(dict.fromkeys(needed)))
     for name in numbers:
         if texts := [v for v in there[name] if not isinstance(v, Number)]:
             raise ValueError(f"{name} is no column of numbers, it has {texts[0]!r}: take another")
@@ -204,52 +192,6 @@ def _nothing(rows: pd.DataFrame, value: str, title: str) -> Picture:
     fig = Figure(figsize=(6.4, 0.8))
     fig.text(0.01, 0.5, "\n".join(filter(None, [title, text])), fontsize=9)
     return Picture(fig, rows.iloc[:0], f"{title}. {text}" if title else text)
-
-
-def _own_machines(rows: pd.DataFrame) -> set[Any]:
-    """Machines that give no axis its limits: not of the repository, of quick runs, or CPUs."""
-    strange = ~rows["machine"].isin([*recorded_machines(), MACHINE])
-    for name, value in (("profile", "quick"), ("device_type", "cpu"), ("device", "cpu")):
-        if name in rows:
-            strange |= rows[name] == value
-    return set(rows["machine"][strange])
-
-
-def _within(
-    marks: pd.DataFrame, own: set[Any], spans: Sequence[str], also: float | None
-) -> pd.Series:  # fmt: skip
-    """Which marks lie between those of recorded machines, so that no other stretches an axis."""
-    recorded = ~marks["machine"].isin(own)
-    within = pd.Series(True, marks.index)
-    for name in spans if recorded.any() else ():
-        held = [*marks.loc[recorded, name]]
-        held += [] if also is None or name != spans[0] else [also]
-        within &= marks[name].between(min(held), max(held))
-    return within
-
-
-def _cards(shown: pd.DataFrame) -> pd.Series:
-    """Which machine's marks they are. Published ones look like the first machine's where name and
-    panel tell them from all others."""
-    machine, published = shown["machine"], shown["machine"] == MACHINE
-    names = shown.filter(["by", "panel"]).apply(tuple, axis=1)
-    if not names[published].isin(names[~published]).any():
-        machine = machine.where(~published).cat.remove_unused_categories()
-    return machine.cat.codes.clip(lower=0)
-
-
-def _legend(fig: Figure, bars: bool, machines: Sequence[Any], beyond: int) -> None:
-    """Names below the panels, and whose marks are which."""
-    for card, name in enumerate(machines):
-        look: dict[str, Any] = {"marker": "o", "color": style.MUTED, "markersize": 4.5}
-        if bars:
-            look |= {"marker": "D", "color": style.INK} if card else {"marker": "s"}
-        text = f"{MARKS[card] if card or not bars else 'bars'}: {read('machine', name)}"
-        if beyond and card == len(machines) - 1:
-            text += f", {beyond} beyond the axis"
-        # as error bars, which a legend has after all names
-        fig.axes[0].errorbar([], [], **look | {"linestyle": ""} | plots.of_card(card), label=text)
-    style.legend(fig)
 
 
 # --- tables --------------------------------------------------------------------------------------
@@ -334,17 +276,6 @@ def _labelled(name: str, values: pd.Series) -> pd.Series:
     return pd.Series(pd.Categorical.from_codes(codes, texts, ordered=True), values.index)
 
 
-def _joined(shown: pd.DataFrame, names: list[str]) -> pd.Series:
-    """Several columns as one, whose values are in their order; without those that are missing."""
-    if len(names) == 1:
-        return shown[names[0]]
-    texts = [", ".join(text for text in line if text != "none") or "none"
-             for line in shown[names].itertuples(index=False, name=None)]  # fmt: skip
-    joined = pd.Series(texts, shown.index, dtype=object)
-    order = dict.fromkeys(joined.loc[shown.sort_values(names).index])
-    return joined.astype(pd.CategoricalDtype(list(order), ordered=True))
-
-
 def _whole(values: pd.Series) -> pd.Series:
     return values.astype(int) if (values == values.round()).all() else values
 
@@ -358,15 +289,6 @@ def _require_columns(rows: pd.DataFrame, names: Iterable[str]) -> None:
         known = ", ".join(name for name in columns() if name in rows)
         how = ": study.rows.ratio adds it" if absent[0] == "ratio" else f"; it has {known}"
         raise ValueError(f"the frame has no column {absent[0]!r}{how}")
-
-
-def _require_few(name: str, values: Sequence[Any], most: int, more: str = "") -> None:
-    if len(values) > most:
-        some = [value for value in values if value is not None][:most]
-        raise ValueError(
-            f"{len(values)} values of {name} are more than the {most} that a picture tells "
-            f'apart: choose, as with rows.query("{name} in {some}"){more}'
-        )
 
 
 def _require_alike(rows: pd.DataFrame, keys: list[str], where: str, instead: str) -> None:
