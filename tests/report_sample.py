@@ -10,7 +10,7 @@ import nbformat
 import pandas as pd
 
 from press import display, show
-from press.pages.preprocessors import Headings, Numbers
+from press.pages.preprocessors import Numbers, Pieces
 from press.plots import Picture
 
 
@@ -27,7 +27,7 @@ def outputs_of(*shows: Callable[[], None]) -> list[Any]:
 
 def numbered(notebook: Any) -> Any:
     """A notebook with its headings apart, numbered, its links resolved: before it is written."""
-    for step in (Headings(), Numbers()):
+    for step in (Pieces(), Numbers()):
         notebook, _ = step.preprocess(notebook, {})
     return notebook
 

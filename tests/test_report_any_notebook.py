@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nbformat.v4 import new_markdown_cell, new_notebook, new_output, new_raw_cell
+from nbformat.v4 import new_markdown_cell, new_notebook, new_output
 from PIL import Image
 from traitlets.config import Config
 
@@ -98,8 +98,7 @@ def test_what_typst_refuses_is_said():
 
 
 def test_no_text_is_taken_for_code_of_typst_or_html(tmp_path):
-    cells = [new_raw_cell(text) for text in SPECIALS]
-    cells += [code(text, stream(f"printed {text}\n")) for text in SPECIALS]
+    cells = [code(text, stream(f"printed {text}\n")) for text in SPECIALS]
     error = new_output("error", ename="E", evalue="x", traceback=[f"raised {t}" for t in SPECIALS])
     cells += [code("x", error), code("y", shown("text/plain", " ".join(SPECIALS)))]
     path = write(tmp_path / "$5 #1 [a] *b_c @d <e>.ipynb", *cells)
@@ -108,7 +107,7 @@ def test_no_text_is_taken_for_code_of_typst_or_html(tmp_path):
         FusedlibPDFExporter().from_filename(str(path))
     for shown_text in (words(page), texts[-1]):
         for text in SPECIALS:
-            assert shown_text.count(squeezed(text)) >= 4, text
+            assert shown_text.count(squeezed(text)) >= 3, text
             assert squeezed(f"printed {text}") in shown_text
         assert squeezed(" ".join(SPECIALS)) in shown_text
         assert squeezed(f"raised {SPECIALS[-1]}") in shown_text

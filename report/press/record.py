@@ -11,8 +11,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,85 +34,70 @@ PLAN = "plan"
 MOST_USED_GIB = 2.0  # of a card on which nothing runs; the driver keeps some of it
 
 
-@dataclass(frozen=True)
-class Race:
-    """Cases that are measured together."""
+def races(only: Sequence[str] = ()) -> pd.DataFrame:
+    """What the full profile measures, a row a race: its `topic`, how many `cases` it has and
+    `claims` rest on one, and the `seconds` that it took in the last recording, or may take.
 
-    topic: str
-    race: str
-    cases: int
-    claims: int  # how many rest on one of them
-    seconds: float  # what they took in the last recording, or an estimate
-
-
-def races(only: Sequence[str] = ()) -> list[Race]:
-    """What the full profile measures, the races of the claim that takes the least time first, and
-    last those on which no claim rests: a recording that ends early decides as many as it can.
-
-    Where the code was carried without git, they come from what `make pack` wrote.
+    Those of the claim that takes the least time come first, and last those on which no claim rests:
+    a recording that ends early decides as many as it can. Where the code was carried without git,
+    they come from what `make pack` wrote.
     """
     for name in only:
         topics.topic(name)  # raises where it is unknown
-    packed = provenance.packed().get(PLAN)
-    if packed is not None:
-        listed = [Race(**one) for one in packed]
-    else:
+    listed = provenance.packed().get(PLAN)
+    if listed is None:
         with recorded_rows():
-            ordered = [pair for topic in only or topics.topics() for pair in _of(topic)]
-        listed = [race for _, race in sorted(ordered, key=lambda pair: (pair[0], pair[1].seconds))]
-    return [race for race in listed if race.topic in only or not only]
+            every = pd.concat([_of(topic) for topic in only or topics.topics()])
+        listed = every.sort_values(["quickest", "seconds"], kind="stable").drop(columns="quickest")
+    table = pd.DataFrame(listed)
+    return table[table["topic"].isin(only or table["topic"])].reset_index(drop=True)
 
 
-def _of(topic: str) -> Iterator[tuple[float, Race]]:
+def _of(topic: str) -> pd.DataFrame:
     """The races of a topic, each with the time that the quickest claim on it takes in all."""
-    stated = say.every(topic)
-    needed = [{race for race, _ in say.required(topic, c.of(say.rows_of(topic)))} for c in stated]
+    cases = topics.races(topic, "full", device="cuda")
+    table = pd.DataFrame({"topic": topic, "race": [*cases], "cases": [*map(len, cases.values())]})
     took = load(topic).groupby("race")["took_s"]
-    typical_s, known = took.mean().median(), took.sum()
-    every = topics.races(topic, "full", device="cuda")
-    times = {
-        race: float(known.get(race, len(cases) * (typical_s or UNKNOWN_S)))
-        for race, cases in every.items()
-    }  # fmt: skip
-    costs = [sum(times.get(race, 0.0) for race in races) for races in needed]
-    for race, seconds in times.items():
-        rests = [cost for cost, races in zip(costs, needed, strict=True) if race in races]
-        one = Race(topic, race, len(every[race]), len(rests), seconds)
-        yield min(rests, default=math.inf), one
+    typical_s = took.mean().median()
+    guessed = table["cases"] * (typical_s if typical_s > 0 else UNKNOWN_S)
+    table["seconds"] = table["race"].map(took.sum()).fillna(guessed)
+    rest = pd.DataFrame(index=table.index)  # a column a claim: whether it rests on the race
+    for claim in say.every(topic):
+        needed = {race for race, _ in say.required(topic, claim.of(say.rows_of(topic)))}
+        rest[claim.name] = table["race"].isin(needed)
+    cost = rest.mul(table["seconds"], axis=0).sum()
+    quickest = rest.mul(cost).where(rest, math.inf).min(axis=1).fillna(math.inf)
+    return table.assign(claims=rest.sum(axis=1).astype(int), quickest=quickest)
 
 
-def left(races: Iterable[Race], name: str) -> list[Race]:
+def left(races: pd.DataFrame, name: str) -> pd.DataFrame:
     """Those of which a recording lacks a case, or has one that is tried again."""
-    listed = list(races)
-    lacking = {
-        (topic, race) for topic in {one.topic for one in listed}
-        for race in topics.lacking(topic, name)
-    }  # fmt: skip
-    return [one for one in listed if (one.topic, one.race) in lacking]
+    lacking = {topic: topics.lacking(topic, name) for topic in races["topic"].unique()}
+    pairs = zip(races["topic"], races["race"], strict=True)
+    return races[[race in lacking[topic] for topic, race in pairs]]
 
 
-def within(races: Iterable[Race], minutes: float) -> list[Race]:
+def within(races: pd.DataFrame, minutes: float) -> pd.DataFrame:
     """The first races that fit the time, with what each topic takes besides."""
-    chosen: list[Race] = []
-    left, begun = 60 * minutes, set()
-    for one in races:
-        cost = one.seconds + (TOPIC_S if one.topic not in begun else 0.0)
-        if cost <= left:
-            chosen.append(one)
-            begun.add(one.topic)
-            left -= cost
-    return chosen
+    chosen, begun, left_s = [], set[str](), 60 * minutes
+    for at, one in races.iterrows():
+        cost = one["seconds"] + (TOPIC_S if one["topic"] not in begun else 0.0)
+        if cost <= left_s:
+            chosen.append(at)
+            begun.add(one["topic"])
+            left_s -= cost
+    return races.loc[chosen]
 
 
-def summary(races: Iterable[Race]) -> str:
+def summary(races: pd.DataFrame) -> str:
     """A line a topic: cases, those that claims rest on, and minutes."""
-    lines = [(r.topic, r.cases, r.cases * bool(r.claims), r.seconds / 60) for r in races]
-    table = pd.DataFrame(lines, columns=["topic", "cases", "for claims", "minutes"])
-    table = table.groupby("topic", sort=False).sum().rename_axis(None)
+    table = races.assign(minutes=races["seconds"] / 60)
+    table["for claims"] = table["cases"].where(table["claims"] > 0, 0)
+    table = table.groupby("topic", sort=False)[["cases", "for claims", "minutes"]].sum()
     table["minutes"] += TOPIC_S / 60
     table.loc["all"] = table.sum()
     counts = dict.fromkeys(["cases", "for claims"], int)
-    return str(table.astype(counts).to_string(float_format="{:.1f}".format))
+    return str(table.rename_axis(None).astype(counts).to_string(float_format="{:.1f}".format))
 
 
 def check_ready() -> None:
@@ -141,11 +125,10 @@ def check_clean() -> None:
             f"{provenance.PACKED}. Run `make pack` where the code has git, and carry that file too"
         )
     if dirty is not False:
-        changed = provenance.changed()
+        changed = ", ".join(provenance.changed()[:5])
         raise ChoiceError(
-            f"the code differs from commit {commit[:7]}: {', '.join(changed[:5])}"
-            f"{' and more' if len(changed) > 5 else ''}. Commit first, and `make pack` again where "
-            "the code is carried"
+            f"the code differs from commit {commit[:7]}: {changed}. Commit first, and `make pack` "
+            "again where the code is carried"
         )
 
 
@@ -183,7 +166,7 @@ def _other_code(line: Mapping[str, Any], facts: machines.Machine) -> str:
 
 
 def record(
-    chosen: Sequence[Race], name: str, minutes: float, measure: Callable[..., bool],
+    chosen: pd.DataFrame, name: str, minutes: float, measure: Callable[..., bool],
     packed: Path | None = None,
 ) -> bool:  # fmt: skip
     """Measure races into a recording, a topic after the other; whether any failed.
@@ -193,11 +176,11 @@ def record(
     """
     until, failed = time.time() + 60 * minutes, False
     with tempfile.TemporaryDirectory(prefix="fusedlib-record-") as own:
-        for topic in dict.fromkeys(one.topic for one in chosen):
+        for topic, races in chosen.groupby("topic", sort=False)["race"]:
             if time.time() > until:
                 break
             listed = Path(own) / f"{topic}.txt"
-            listed.write_text("\n".join(one.race for one in chosen if one.topic == topic))
+            listed.write_text("\n".join(races))
             try:
                 failed |= measure(topic, name, listed, until)
             finally:  # also of a topic that is interrupted
@@ -230,4 +213,4 @@ def pack(name: str, target: Path) -> Path:
 def carry() -> Path:
     """Write commit, hashes and plan beside the code, for a machine that has no git."""
     check_clean()
-    return provenance.pack(**{PLAN: [asdict(one) for one in races()]})
+    return provenance.pack(**{PLAN: races().to_dict("records")})

@@ -8,15 +8,13 @@ import nbformat
 from press import run
 from press.pages import ReportError
 from press.pages.exporters import FusedlibHTMLExporter, FusedlibPDFExporter
-from press.pages.outputs import shown
+from press.pages.outputs import meaning
 from press.pages.paper import Section, combined
 from press.style import GROUND, INK, PAPER_INK
 from study import paths
 from study.files import write_whole
 
 FIGURES = paths.ROOT / "figures"
-
-
 LEDGER = "claims"
 """Name of the ledger's notebook, a page beside the paper."""
 
@@ -79,19 +77,15 @@ def figures(folder: Path) -> dict[str, str]:
     """
     files: dict[str, str] = {}
     for path in sorted(folder.glob("*.ipynb")):
-        for output, meaning in shown(path):
-            if meaning.get("kind") != "figure":
+        cells = nbformat.read(path, as_version=4).cells
+        for output in (output for cell in cells for output in cell.get("outputs", [])):
+            shown = meaning(output)
+            if shown.get("kind") != "figure":
                 continue
-            name = meaning["name"]
-            if not meaning["data"]:
-                raise ValueError(
-                    f"{path.name}: the figure {name} has no data beside it; draw it with "
-                    "press.show, or give display.figure the data"
-                )
-            if f"{name}.svg" in files:
-                raise ValueError(f"{path.name}: another notebook has a figure {name}")
-            files[f"{name}.svg"] = _on_white(output["data"]["image/svg+xml"])
-            files[f"{name}.csv"] = meaning["data"]
+            if f"{shown['name']}.svg" in files:
+                raise ValueError(f"{path.name}: another notebook has a figure {shown['name']}")
+            files[f"{shown['name']}.svg"] = _on_white(output["data"]["image/svg+xml"])
+            files[f"{shown['name']}.csv"] = shown["data"]
     return files
 
 

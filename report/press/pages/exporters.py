@@ -20,7 +20,7 @@ from traitlets.config import Config
 
 from press.display import TABLE_MIME, header_groups
 from press.pages import ReportError, html, outputs, svg, typst_filters
-from press.pages.preprocessors import Answers, Fragments, Headings, Numbers, Pictures
+from press.pages.preprocessors import Fragments, Numbers, Pictures, Pieces
 from press.style import INK, PAPER_INK
 from study import paths
 
@@ -54,7 +54,7 @@ class PressExporter(TemplateExporter):
     target = "html"  # what Markdown becomes, or "typst"
     suffix, folder, template_suffix = ".html", "fusedlib_html", ".html.j2"
     steps: ClassVar[list[type]] = [
-        CoalesceStreamsPreprocessor, Answers, Pictures, Headings, Numbers, Fragments,
+        CoalesceStreamsPreprocessor, Pieces, Pictures, Numbers, Fragments,
     ]  # fmt: skip
 
     @property

@@ -1,11 +1,8 @@
 """What templates and other readers ask of a notebook, its cells and outputs."""
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import nbformat
 from nbconvert.filters import strip_ansi
 from nbformat import NotebookNode
 
@@ -17,7 +14,6 @@ PICTURES = {DRAWING: "svg", "image/png": "png", "image/jpeg": "jpg", "image/gif"
             "image/webp": "webp"}  # fmt: skip
 """Formats of pictures that pages and PDF can show, the best first, with their files' endings."""
 
-APPENDIX = "appendix"  # a tag of cells
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 ERROR_LINES = 14
 
@@ -42,11 +38,6 @@ def is_figure(output: Any) -> bool:
     """True if an output shows a picture."""
     data = output.get("data", {})
     return TABLE_MIME not in data and bool(PICTURES.keys() & data.keys())
-
-
-def tags(cell: Any) -> list[str]:
-    """Tags of a cell."""
-    return list(cell.metadata.get("tags", []))
 
 
 def plain_text(markdown: str) -> str:
@@ -81,11 +72,3 @@ def alternative(output: Any) -> str:
     shown = meaning(output)
     text = shown.get("alt") or plain(output.data.get("text/plain", "")) or shown.get("caption")
     return text or "Picture without a caption."
-
-
-def shown(notebook: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Outputs of an executed notebook, each with what `display` says of it; none without one."""
-    cells = nbformat.read(notebook, as_version=4).cells if notebook.exists() else []
-    for cell in cells:
-        for output in cell.get("outputs", []):
-            yield output, meaning(output)

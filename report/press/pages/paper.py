@@ -9,7 +9,7 @@ import nbformat
 from nbformat.v4 import new_markdown_cell, new_notebook
 
 from press.pages import outputs
-from press.pages.outputs import APPENDIX, press, tags
+from press.pages.outputs import press
 from press.pages.preprocessors import parts
 
 
@@ -38,7 +38,7 @@ def combined(sections: Sequence[Section]) -> Any:
     press(paper).update(paper=True, title="Report", lead="", pages=pages)
     for section in (s for s in sections if not s.guide):
         cells = _ran(section)
-        appendix = bool(cells) and APPENDIX in tags(cells[0])
+        appendix = bool(cells) and "appendix" in cells[0].metadata.get("tags", [])
         if not paper.cells and cells and cells[0].source.startswith("# "):
             (_, title), *below = parts(cells.pop(0).source)
             press(paper).update(title=title, lead="\n\n".join(text for _, text in below))

@@ -11,7 +11,6 @@ What a preprocessor finds out stands in `metadata.press` of a cell, an output or
 import base64
 import re
 from collections.abc import Iterator
-from copy import deepcopy
 from itertools import chain, count
 from os.path import relpath
 from pathlib import Path
@@ -61,53 +60,23 @@ class Pictures(Preprocessor):
         return nb, resources
 
 
-class Answers(Preprocessor):
-    """An answer in `<details>` becomes a cell of its own, which pages fold and paper shows.
+class Pieces(Preprocessor):
+    """Each heading of a Markdown cell and each answer in `<details>` becomes a cell of its own; the
+    title is the notebook's.
 
-    HTML in Markdown is shown as text; this much of it the web, JupyterLab and our pages all know.
+    HTML in Markdown is shown as text; this much of it the web, JupyterLab and our pages all know:
+    pages fold an answer, and paper shows it.
     """
 
     def preprocess(self, nb: Any, resources: Any) -> Any:
-        """Split the cells at their answers."""
-        nb.cells = [part for cell in nb.cells for part in _split(cell)]
-        return nb, resources
-
-
-def _split(cell: Any) -> Iterator[Any]:
-    """The cell, or what stands around its answers and these."""
-    if cell.cell_type != "markdown" or not _ANSWER.search(cell.source):
-        yield cell
-        return
-    between = iter(_ANSWER.split(cell.source))
-    for text in between:
-        if text.strip():
-            yield _text(text, cell)
-        if summary := next(between, None):
-            answer = _text(next(between), cell)
-            press(answer).update(role="answer", summary=summary)
-            yield answer
-
-
-def _text(source: str, cell: Any) -> Any:
-    """A Markdown cell with part of another one's text."""
-    return new_markdown_cell(source.strip("\n"), metadata=deepcopy(cell.metadata))
-
-
-class Headings(Preprocessor):
-    """Each heading of a Markdown cell becomes a cell of its own; the title is the notebook's."""
-
-    def preprocess(self, nb: Any, resources: Any) -> Any:
-        """Split cells at headings."""
+        """Split cells at headings and answers."""
         cells = []
         for cell in nb.cells:
             if cell.cell_type != "markdown" or "role" in press(cell):
                 cells.append(cell)
                 continue
-            for level, text in parts(cell.source):
-                details = {**press(cell)}
-                if level:
-                    details |= {"role": "heading", "level": level}
-                metadata = {**cell.metadata, "press": details}
+            for more, text in _pieces(cell.source):
+                metadata = {**cell.metadata, "press": {**press(cell), **more}}
                 cells.append(new_markdown_cell(text, metadata=metadata))
         first = press(cells[0]) if cells else {}
         whole = press(nb).get("paper")  # whose first section gave the title
@@ -115,6 +84,16 @@ class Headings(Preprocessor):
             press(nb).title = cells.pop(0).source
         nb.cells = cells
         return nb, resources
+
+
+def _pieces(text: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Headings, answers and what stands between, each with what it is."""
+    between = iter(_ANSWER.split(text))
+    for plain in between:
+        for level, part in parts(plain):
+            yield {"role": "heading", "level": level} if level else {}, part
+        if summary := next(between, None):
+            yield {"role": "answer", "summary": summary}, next(between).strip("\n")
 
 
 def parts(text: str) -> Iterator[tuple[int, str]]:

@@ -13,7 +13,13 @@ def inline(svg: str, prefix: str, alt: str) -> str:
 
     The prefix starts every id, so that clip paths and glyphs of two figures do not meet.
     """
-    head, rest = _element(svg, prefix).split(">", 1)
+    whole = re.search(r"<svg\b.*</svg>", svg, re.DOTALL)
+    if whole is None:
+        raise ValueError(f"not an SVG document: {svg[:60]!r}")
+    extras = r"<(metadata|script|title|desc)\b.*?</\1>\s*|<!--.*?-->\s*"
+    body = re.sub(extras, "", whole[0], flags=re.DOTALL)
+    body = re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{prefix}-", body)
+    head, rest = body.split(">", 1)
     rest = re.sub(rf"{INK}|#000000\b", "currentColor", rest, flags=re.IGNORECASE)
     width, height, unit = size(head)
     view = re.search(r'\sviewBox="[^"]*"', head)
@@ -33,22 +39,3 @@ def size(svg: str) -> tuple[float, float, str]:
     width = re.search(r'\swidth="([\d.]+)(pt|px)?"', head)
     height = re.search(r'\sheight="([\d.]+)(pt|px)?"', head)
     return (float(width[1]), float(height[1]), width[2] or "px") if width and height else (0, 0, "")
-
-
-def element(svg: str) -> str:
-    """The `<svg>` element of a document, whole.
-
-    Raises:
-        ValueError: there is none, or its end is missing.
-    """
-    whole = re.search(r"<svg\b.*</svg>", svg, re.DOTALL)
-    if whole is None:
-        raise ValueError(f"not an SVG document: {svg[:60]!r}")
-    return whole[0]
-
-
-def _element(svg: str, prefix: str) -> str:
-    """The `<svg>` element without what is no drawing; its ids begin with `prefix`."""
-    extras = r"<(metadata|script|title|desc)\b.*?</\1>\s*|<!--.*?-->\s*"
-    body = re.sub(extras, "", element(svg), flags=re.DOTALL)
-    return re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{prefix}-", body)
