@@ -20,6 +20,7 @@ import limits
 import visitor
 from fusedlib.bench import machine
 from press import published, record, say
+from study import __main__ as command
 from study import paths, rows, run
 from study.cases import Row
 from study.errors import SentenceError
@@ -129,6 +130,19 @@ def test_no_recorded_row_has_fields_that_its_race_does_not_tell(name):
                 continue
             case = {n: row[n] for n in fields if row.get(n) is not None}
             assert rows.key(name, case) == row["race"]
+
+
+def test_sizes_stand_before_and_after_options(monkeypatch):
+    """As its own help has them: `python -m study kernels --profile full models='[…]'`."""
+    asked = []
+    monkeypatch.setattr(run, "run", lambda *topic, **how: asked.append((topic, how["models"])))
+    for words in (
+        ["--profile", "full", "models=['8·8·8']"],
+        ["models=['8·8·8']", "--profile", "full"],
+    ):
+        monkeypatch.setattr(sys, "argv", ["study", "kernels", *words])
+        command.main()
+    assert asked == 2 * [(("kernels", "full"), ["8·8·8"])]
 
 
 # --- measuring -----------------------------------------------------------------------------------

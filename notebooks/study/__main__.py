@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--into", default="", help="the recording that the rows go into")
     parser.add_argument("--only", type=Path, help="a file of the races that are measured")
     parser.add_argument("--until", type=float, default=math.inf, help="then no race begins")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     try:
         if given.what == "add":
             for file in map(Path, given.settings):

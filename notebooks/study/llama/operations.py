@@ -348,13 +348,20 @@ def quack_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: bool)
         chunked_linear_cross_entropy,
     )
 
-    return (chunked_linear_cross_entropy(hidden, weight, target, **settings),)
+    try:
+        return (chunked_linear_cross_entropy(hidden, weight, target, **settings),)
+    except ValueError as problem:  # its own, where a chunk has as many tokens as the width
+        raise Unavailable(f"QuACK raises {problem}") from problem
 
 
-operation("loss", "quack-searched", traits=frozenset({"searched"}))(quack_loss)
+_searched: dict[str, Any] = {"traits": frozenset({"searched"})}
+operation("loss", "quack-searched", **_searched)(quack_loss)
 operation("loss", "quack", settings="The same with its search off, tuned=False")(
     partial(quack_loss, tuned=False)
 )
+operation(
+    "loss", "quack-base", settings="The same, use_scaled_exp=False, with its search", **_searched
+)(partial(quack_loss, use_scaled_exp=False))
 
 
 @operation("norm", "quack-rmsnorm")
