@@ -73,8 +73,9 @@ def slowest(measured):
 )
 def test_a_claim_holds_is_contradicted_or_was_measured_once(stated, ms, options, mark):
     measured = rows({("H200", f"s{at}"): every for at, every in enumerate(ms)} | {("H1", "s"): [1]})
-    standing = stated(measured, slowest, **options).standings[0 if ms else -1]
-    assert (standing.mark, standing.status) == (mark, mark.partition(" ")[0])
+    claim = stated(measured, slowest, **options)
+    machine = [*claim.answers][0 if ms else -1]
+    assert (claim.mark(machine), claim.status(machine)) == (mark, mark.partition(" ")[0])
 
 
 def test_a_mark_of_older_code_has_its_days_and_the_ledger_the_commits(stated, monkeypatch):
@@ -115,12 +116,12 @@ def test_this_machine_answers_too(stated):
 
 def test_only_sets_of_all_cases_answer_none_borrows_and_the_last_row_counts(stated):
     measured = rows({("H200", "a"): [1.0, 2.0], ("H200", "b"): [9.0]})
-    [standing, _] = stated(measured, slowest).standings
-    assert [answer.set for answer in standing.answers] == ["a"], "b lacks a case"
+    answers = stated(measured, slowest).answers["H200"]
+    assert [answer.set for answer in answers] == ["a"], "b lacks a case"
     beyond = measured.iloc[[0]].assign(race="beyond", median_ms=9.0)
     again = measured.iloc[[0]].assign(median_ms=3.0, measured_at="2026-01-08")
-    [standing, _] = stated(pd.concat([measured, beyond, again]), slowest).standings
-    assert [answer.values for answer in standing.answers] == [{"ms": 3.0}]
+    answers = stated(pd.concat([measured, beyond, again]), slowest).answers["H200"]
+    assert [answer.values for answer in answers] == [{"ms": 3.0}]
 
 
 def test_what_a_rule_raises_is_shown(stated):
@@ -135,7 +136,7 @@ def test_what_a_rule_raises_is_shown(stated):
     for rule, error in ((broken, "a: KeyError: 'missing'"), (without, "a: KeyError: 'ms'")):
         claim = stated(rows({("H200", "a"): [1.0], ("H100", "a"): [1.0]}), rule)
         assert claim.marks()[0] == f"error in the claim: {error}"
-        assert (claim.standings[0].status, claim.sentence()) == ("", "It takes —.")
+        assert (claim.status("H200"), claim.sentence()) == ("", "It takes —.")
 
 
 def test_a_claim_about_published_tables_is_about_nobody_else(stated):
@@ -147,7 +148,7 @@ def test_a_claim_about_published_tables_is_about_nobody_else(stated):
         return {"lines": len(measured)}, len(measured) == len(table)
 
     claim = stated(rows({("H200", "a"): [1.0]}), rule, of=lambda _: table)
-    assert [(one.machine, one.status) for one in claim.standings] == [("published", "✓")]
+    assert [(one, claim.status(one)) for one in claim.answers] == [("published", "✓")]
     assert claim.marks() == ["✓ published"]
     assert claim.sentence() == f"The tables have {len(table)} rows."
 
@@ -208,14 +209,14 @@ AWAITED: set[str] = set()
 def test_each_claim_has_numbers_holds_where_it_leads_and_says_where_not(every, topic):
     for claim in every(topic):
         fields = {name for _, name, *_ in string.Formatter().parse(claim.template) if name}
-        for standing in claim.standings:
-            assert not any(a.error for a in standing.answers), (claim.name, standing.mark)
-            assert all(fields <= {*answer.values} for answer in standing.decided), claim.name
-            if standing.status == "✗":
-                assert not (claim.headline and standing.machine == claim.standings[0].machine)
-                assert standing.mark in claim.marks()
+        for machine, answers in claim.answers.items():
+            assert not any(a.error for a in answers), (claim.name, claim.mark(machine))
+            assert all(fields <= {*answer.values} for answer in claim.decided(machine)), claim.name
+            if claim.status(machine) == "✗":
+                assert not (claim.headline and machine == next(iter(claim.answers)))
+                assert claim.mark(machine) in claim.marks()
         awaited = claim.name in AWAITED
-        assert bool(claim.shown) != awaited, f"{claim.name} is measured, or no longer"
+        assert bool(claim.leading) != awaited, f"{claim.name} is measured, or no longer"
         assert awaited or "—" not in claim.sentence(), claim.sentence()
 
 

@@ -311,7 +311,7 @@ def test_make_record_measures_every_race_of_a_topic_the_claims_of_least_time_fir
     assert {*races["topic"]} == {name} and (races["seconds"] >= 0).all()
     with_claims = (races["claims"] > 0).tolist()
     assert with_claims == sorted(with_claims, reverse=True)
-    assert any(with_claims) == any(one.shown != published.MACHINE for one in say.every(name))
+    assert any(with_claims) == any(one.leading != published.MACHINE for one in say.every(name))
 
 
 def test_a_figure_may_not_hide_a_field_of_the_row(measured):

@@ -170,12 +170,12 @@ def dots(chart: Chart, panels: list[tuple[Axes, pd.DataFrame]]) -> None:
         if ax is not panels[0][0]:
             ax.sharex(panels[0][0])
         at_rows = part.groupby("place", observed=True)["by"]
-        beside = {at: [n for n in names if n in {*there}] for at, there in at_rows}
-        apart = min(0.7 / max(map(len, beside.values()), default=1), 0.18)
+        named = {at: [n for n in names if n in {*here}] for at, here in at_rows}
+        apart = min(0.7 / max(map(len, named.values()), default=1), 0.18)
         for name in names:
             own = part[part["by"] == name]
             heights = [
-                order.index(at) - (beside[at].index(name) - (len(beside[at]) - 1) / 2) * apart
+                order.index(at) - (named[at].index(name) - (len(named[at]) - 1) / 2) * apart
                 for at in own["place"]
             ]
             looks = chart.looks[name] | {"markersize": 4.5, "linestyle": ""}

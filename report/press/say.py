@@ -19,8 +19,8 @@ import os
 import pkgutil
 import re
 import string
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -55,41 +55,9 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How a claim stands on one machine: what its sets of all cases say, oldest first."""
-
-    machine: str
-    answers: tuple[Answer, ...]
-    varies: bool
-
-    @property
-    def decided(self) -> list[Answer]:
-        """The answers that say whether it holds."""
-        return [answer for answer in self.answers if answer.holds is not None]
-
-    @property
-    def status(self) -> str:
-        """✓; ✗: one set contradicts; "once": another could, and there is none; "": none tells."""
-        if not self.decided:
-            return ""
-        alone = "once" if self.varies and len(self.decided) == 1 else "✓"
-        return alone if all(answer.holds for answer in self.decided) else "✗"
-
-    @property
-    def mark(self) -> str:
-        """The status beside the machine, with its days where the newest rows are of older code."""
-        if error := next((f"{a.set}: {a.error}" for a in self.answers if a.error), ""):
-            return f"error in the claim: {error}"
-        if not self.decided:
-            return ""
-        newest = self.decided[-1].rows
-        old = f", {days(newest)}" if older(newest) else ""
-        return f"{self.status} {_place(self.machine)}{old}"
-
-
-@dataclass(frozen=True)
 class Claim:
-    """A claim as its author stated it; `evaluate` adds how it stands on each machine."""
+    """A claim as its author stated it; `evaluate` adds what each machine's sets of all cases say,
+    oldest first, the machine first whose numbers lead."""
 
     topic: str
     name: str
@@ -101,12 +69,35 @@ class Claim:
     repeats: str = MEASURED
     lead: str = ""
     unchanged: bool = False
-    standings: tuple[Standing, ...] = ()
+    answers: Mapping[str, Sequence[Answer]] = field(default_factory=dict)
+
+    def decided(self, machine: str) -> list[Answer]:
+        """A machine's answers that say whether it holds."""
+        return [answer for answer in self.answers.get(machine, ()) if answer.holds is not None]
+
+    def status(self, machine: str) -> str:
+        """✓; ✗: one set contradicts; "once": another could, and there is none; "": none tells."""
+        if not (decided := self.decided(machine)):
+            return ""
+        varies = self.repeats == MEASURED and machine != MACHINE
+        alone = "once" if varies and len(decided) == 1 else "✓"
+        return alone if all(answer.holds for answer in decided) else "✗"
+
+    def mark(self, machine: str) -> str:
+        """The status beside the machine, with its days where the newest rows are of older code."""
+        for answer in self.answers[machine]:
+            if answer.error:
+                return f"error in the claim: {answer.set}: {answer.error}"
+        if not (decided := self.decided(machine)):
+            return ""
+        newest = decided[-1].rows
+        old = f", {days(newest)}" if older(newest) else ""
+        return f"{self.status(machine)} {_called(machine)}{old}"
 
     @property
-    def shown(self) -> str:
+    def leading(self) -> str:
         """The machine whose numbers come first in the sentence: the first that has them."""
-        return next((one.machine for one in self.standings if one.decided), "")
+        return next(filter(self.decided, self.answers), "")
 
     def sets(self) -> Iterator[tuple[str, str, Rows]]:
         """Each machine's sets that have all cases, oldest first, with the last row of each."""
@@ -144,29 +135,28 @@ class Claim:
 
     def numbers(self, machine: str = "") -> dict[str, str]:
         """The sentence's numbers by name, of the machine that it speaks of or of another."""
-        one = next((one for one in self.standings if one.machine == (machine or self.shown)), None)
-        return self.texts([answer.values for answer in one.decided] if one else [])
+        return self.texts([answer.values for answer in self.decided(machine or self.leading)])
 
-    def beside(self) -> dict[str, str]:
+    def of_every_machine(self) -> dict[str, str]:
         """The same, and in brackets each other machine's where they differ."""
         texts = self.numbers()
-        others = {one.machine: self.numbers(one.machine) for one in self.standings if one.decided}
+        others = {machine: self.numbers(machine) for machine in filter(self.decided, self.answers)}
         for name, text in texts.items():
-            unlike = [f"{_place(m)} {own[name]}" for m, own in others.items() if own[name] != text]
+            unlike = [f"{_called(m)} {own[name]}" for m, own in others.items() if own[name] != text]
             texts[name] = f"{text} ({', '.join(unlike)})" if unlike else text
         return texts
 
     def sentence(self) -> str:
         """The sentence with its numbers; a dash stands for what nobody measured."""
-        fields, numbers = string.Formatter().parse(self.template), self.beside()
+        fields, numbers = string.Formatter().parse(self.template), self.of_every_machine()
         text = "".join(words + numbers.get(name or "", "") for words, name, *_ in fields)
-        leads = self.shown in ("", self.standings[0].machine)
-        text = text if leads else f"{_place(self.shown)}: {text}"
+        first = next(iter(self.answers), "")
+        text = text if self.leading in ("", first) else f"{_called(self.leading)}: {text}"
         return text[:1].upper() + text[1:]
 
     def marks(self) -> list[str]:
         """How it stands on every machine that can tell, and whether it said something else once."""
-        own = [one.mark for one in self.standings if one.mark]
+        own = [*filter(None, map(self.mark, self.answers))]
         return [*own, *["reworded"] * bool(self.first)] if own else ["not measured"]
 
 
@@ -214,16 +204,14 @@ def evaluate(name: str) -> Claim:
     topic = name.partition("/")[0]
     importlib.import_module(f"claims.{topic}")
     stated, own = CLAIMS[name], machines.label(machines.key())
-    answers: dict[str, list[Answer]] = {}
-    for machine, of_set, rows in stated.sets():
-        answers.setdefault(machine, []).append(stated.answer(of_set, rows))
-    there = {*answers} if [*answers] == [MACHINE] else {*answers, *rows_of(topic)["machine"], own}
-    order = (stated.lead, *ORDER, *sorted(there - {own}), own)
-    standings = [
-        Standing(one, tuple(answers.get(one, ())), stated.repeats == MEASURED and one != MACHINE)
-        for one in dict.fromkeys(order) if one in there
-    ]  # fmt: skip
-    return replace(stated, standings=tuple(standings))
+    found = [(machine, stated.answer(of_set, rows)) for machine, of_set, rows in stated.sets()]
+    there = {machine for machine, _ in found}
+    if there != {MACHINE}:
+        there |= {*rows_of(topic)["machine"], own}
+    order = dict.fromkeys((stated.lead, *ORDER, *sorted(there - {own}), own))
+    answers = {one: [answer for machine, answer in found if machine == one] for one in order
+               if one in there}  # fmt: skip
+    return replace(stated, answers=answers)
 
 
 def say(*names: str) -> None:
@@ -245,7 +233,7 @@ def filled(words: str, machine: str = "") -> str:
     def number(match: re.Match[str]) -> str:
         topic, claim, value = match[1].split("/")
         it = evaluate(f"{topic}/{claim}")
-        return (it.numbers(machine) if machine else it.beside()).get(value, MISSING)
+        return (it.numbers(machine) if machine else it.of_every_machine()).get(value, MISSING)
 
     return re.sub(r"\{([^{}]+/[^{}]+/[^{}]+)\}", number, words)
 
@@ -254,12 +242,12 @@ def ledger(topic: str) -> pd.DataFrame:
     """A line a set of recordings that answers a claim of a topic: what it says, and where from."""
     lines = []
     for claim in every(topic):
-        for one in claim.standings:
-            for answer in one.answers:
+        for machine, answers in claim.answers.items():
+            for answer in answers:
                 said = answer.error or ", ".join(claim.texts([answer.values]).values())
                 mark = MISSING if answer.holds is None else "✗✓"[answer.holds]
-                lines.append((claim.name, _place(one.machine), answer.set, origin(answer.rows),
-                              mark, said))  # fmt: skip
+                lines.append((claim.name, _called(machine), answer.set, origin(answer.rows), mark,
+                              said))  # fmt: skip
     heads = ["claim", "machine", "recording", "rows of", "holds", "numbers"]
     return pd.DataFrame(lines, columns=heads).set_index(heads[:3])
 
@@ -302,7 +290,7 @@ def _pairs(rows: Rows) -> pd.Series:
     return pd.Series(list(zip(rows["race"], providers, strict=True)), rows.index, dtype=object)
 
 
-def _place(machine: str) -> str:
+def _called(machine: str) -> str:
     """A machine's name in a sentence."""
     return THIS if machine == machines.label(machines.key()) else machine
 
