@@ -92,17 +92,18 @@ def looks(by: str, values: Iterable[Any]) -> dict[Any, int]:
     Each has its usual colour; of several with the same one the first has it, and the others free
     ones. From the eighth series on colours come again, with another marker and dash.
     """
-    usual, taken, colours = _usual(by), dict[Any, int](), len(style.PALETTE)
-    ordered = ordered_values(by, values)
+    usual, taken, ordered = _usual(by), dict[Any, int](), ordered_values(by, values)
+
+    def is_taken(slot: int) -> bool:
+        return slot % len(style.PALETTE) in {other % len(style.PALETTE) for other in taken.values()}
+
     for value in ordered:
-        slot = usual.get(value)
-        if slot is not None and slot % colours not in {other % colours for other in taken.values()}:
-            taken[value] = slot
-    for value in (value for value in ordered if value not in taken):
-        used = {slot % colours for slot in taken.values()}
-        free = [slot for slot in range(colours) if slot not in used]
-        again = (slot for slot in range(style.SLOTS) if slot not in taken.values())
-        taken[value] = free[0] if free else next(again)
+        if value in usual and not is_taken(usual[value]):
+            taken[value] = usual[value]
+    for value in ordered:
+        if value not in taken:
+            free = (slot for slot in range(style.SLOTS) if slot not in taken.values())
+            taken[value] = min(free, key=lambda slot: (is_taken(slot), slot))
     return {value: taken[value] for value in ordered}
 
 

@@ -183,12 +183,9 @@ def _with_marks(
 
 def _nothing(rows: pd.DataFrame, value: str, title: str) -> Picture:
     """A picture that says why nothing is drawn."""
-    text = "Nothing to draw: no rows were chosen, or they are not measured yet."
-    if len(rows):
-        counts = rows["status"].value_counts().items() if "status" in rows else ()
-        listed = ", ".join(f"{read('status', status)}: {n}" for status, n in counts)
-        text = f"Nothing to draw: of {len(rows)} rows none has a mark at {column(value).label}"
-        text += f" ({listed})." if listed else "."
+    counts = rows["status"].value_counts().items() if "status" in rows else ()
+    found = ", ".join(f"{read('status', status)}: {n}" for status, n in counts) or "none is there"
+    text = f"Nothing to draw: no row of {len(rows)} has a mark at {column(value).label} ({found})."
     fig = Figure(figsize=(6.4, 0.8))
     fig.text(0.01, 0.5, "\n".join(filter(None, [title, text])), fontsize=9)
     return Picture(fig, rows.iloc[:0], f"{title}. {text}" if title else text)

@@ -131,8 +131,11 @@ class Numbers(Preprocessor):
         paper = bool(press(nb).get("paper"))
         for cell in nb.cells:
             self._number(cell, paper=paper)
-        self._pages = press(nb).get("pages", {}) if paper else _neighbours(resources)
         here = resources.get("metadata", {}).get("path")
+        others = Path(here).glob("*.ipynb") if here else ()
+        self._pages = {path.stem: f"{path.stem}.html" for path in others}
+        if paper:
+            self._pages = press(nb).get("pages", {})
         was = nb.metadata.get("papermill", {}).get("input_path")
         self._dead: list[str] = []
         press(nb).dead = self._dead
@@ -148,7 +151,6 @@ class Numbers(Preprocessor):
     def _number(self, cell: Any, *, paper: bool) -> None:
         at = press(cell)
         if at.get("role") == "heading":
-            at.update(first=not self._sections and not self._letters)
             at.level = at.level if paper else max(at.level - 1, 1)
             number = self._section(at.level, at.get("appendix", False))
             at.number = number if paper else ""
@@ -198,20 +200,10 @@ class Numbers(Preprocessor):
             page = self._pages[notebook]
             return f"[{words}]({page}{f'#{target}' if target else ''})" if page else words
         linked = self._names.get(target or slugify(notebook))
-        if linked is None or (path and not self._in_paper(notebook)):
+        if linked is None or (path and slugify(notebook) not in self._names):
             self._dead.append(match[0])
             return words or name or notebook
         return f"[{self._titles[linked]}](#{linked})"
-
-    def _in_paper(self, notebook: str) -> bool:
-        """Whether a notebook is a section of this paper."""
-        return slugify(notebook) in self._names
-
-
-def _neighbours(resources: Any) -> dict[str, str]:
-    """Pages of the notebooks in the same folder."""
-    folder = resources.get("metadata", {}).get("path")
-    return {p.stem: f"{p.stem}.html" for p in Path(folder).glob("*.ipynb")} if folder else {}
 
 
 def markdown_of(cell: Any) -> Iterator[tuple[Any, str, bool]]:
