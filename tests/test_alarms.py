@@ -4,7 +4,6 @@ from contextlib import nullcontext
 from itertools import product
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -13,10 +12,8 @@ from fusedlib.bench import alarms, check, machine, timing
 from fusedlib.bench.attempt import Wrong
 from fusedlib.bench.problem import Operands, Problem
 from fusedlib.bench.turns import Checked
-from fusedlib.reference import swiglu_mlp
 from played_clock import PlayedClock
-from study import kernels, rivals
-from study.race import free
+from study import rivals
 from study.rivals import Workload
 
 H100 = 4096 * 132 * 1980e6  # FLOP/s of its tensor cores at its highest clock
@@ -28,14 +25,6 @@ def registry(monkeypatch):
     monkeypatch.setattr(rivals, "RIVALS", dict(rivals.RIVALS))
 
 
-def raced(provider: str):
-    options = {"dtype": "float32", "device": "cpu", "repetitions": 3, "group": ""}
-    cases = kernels.races([(37, 45, 83)], ["eager", provider], directions=["forward"], **options)
-    rows = pd.DataFrame([row.as_dict() for row in kernels.measure(cases)])
-    free()
-    return rows.set_index("provider")
-
-
 def operation(x: Tensor, reference) -> Problem:
     """A problem of one operand."""
     dy = torch.ones_like(reference(x), dtype=x.dtype)
@@ -45,16 +34,6 @@ def operation(x: Tensor, reference) -> Problem:
 def hold(problem: Problem, compute) -> Checked:
     """Check a function of no arguments on a problem's operands."""
     return problem.admit("mine", Workload(compute, problem.inputs.leaves()))
-
-
-def test_operands_are_as_they_were_and_those_that_cannot_change_raise_no_alarm():
-    x = torch.randn(5, 3, requires_grad=True)
-    old = x.detach().clone()
-    hold(operation(x, lambda x: 2 * x), lambda: 2 * x)
-    assert torch.equal(x, old) and x.grad is None
-    for same in (torch.randn(1, 2).expand(4, 2), torch.arange(8)):
-        hold(operation(same, lambda x: x.sum(0) * 2), lambda same=same: same.sum(0) * 2)
-    hold(operation(x, lambda x: torch.ones(())), lambda: torch.ones(()))
 
 
 HONEST = {
@@ -138,33 +117,6 @@ def test_more_flops_than_the_card_can_do_are_refused_and_fewer_are_not():
     alarms.require_possible_time(1e-9, 1e15, "cpu")
     with pytest.raises(Wrong, match=r"1.39e\+12 FLOPs in 1 ms are 1.39e\+03 TFLOP/s, more than"):
         alarms.require_possible_time(1.0, 1.3 * H100 / 1e3, "cuda")
-
-
-def test_an_unknown_card_refuses_no_time(on_h100, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (99, 0))
-    alarms.require_possible_time(1e-9, 1e15, "cuda")
-
-
-def test_an_impossible_time_is_a_row_without_a_time_and_the_others_are_timed(monkeypatch):
-    in_turns = timing.sampled_in_turns
-
-    def with_one_impossible(work, **options):
-        times = in_turns(work, **options)
-        impossible = timing.Timing((1e-9, 1e-9, 1e-9), 1, False)
-        return {name: impossible if name == "eager" else t for name, t in times.items()}
-
-    monkeypatch.setattr(timing, "sampled_in_turns", with_one_impossible)
-    monkeypatch.setattr(alarms, "most_flops_per_s", lambda device: H100)
-
-    @rivals.rival("swiglu", "mine")
-    def build(inputs) -> Workload:
-        """The reference."""
-        leaves = inputs.leaves()
-        return Workload(lambda: swiglu_mlp(**leaves), leaves)
-
-    rows = raced("mine")
-    assert rows["status"].to_dict() == {"eager": "wrong", "mine": "ok"}
-    assert "the clock did not see all" in rows.loc["eager", "reason"]
 
 
 @pytest.mark.parametrize("holdups", [1, timing.TRIES])

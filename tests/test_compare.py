@@ -3,7 +3,6 @@
 import inspect
 import operator
 import random
-import sys
 import threading
 import time
 from contextlib import nullcontext
@@ -24,8 +23,6 @@ from torch.nn.functional import (
 from fusedlib import bench
 from fusedlib.bench import alarms, check, machine, timing
 from fusedlib.bench.attempt import Wrong
-from fusedlib.bench.problem import Problem
-from fusedlib.bench.workload import Workload
 
 CPU = torch.device("cpu")
 
@@ -242,16 +239,6 @@ def test_less_precision_and_less_work_are_wrong_and_not_less_accurate(name):
     assert line.status == "wrong" and "y: norm error" in line.reason, line
 
 
-def test_a_lazy_cheat_of_a_lesser_sum_is_still_said_to_be_kept():
-    kept = {}
-
-    def cheat(x: Tensor) -> Tensor:
-        return kept.setdefault(x.data_ptr(), running(x)).clone()
-
-    line = raced(lambda x: x.sum(0), cheat, {"x": drawn(2048, 64)})
-    assert line.status == "wrong" and "kept and not computed" in line.reason
-
-
 def test_a_function_may_be_given_twice():
     """A control: what two names for one differ by is chance."""
     functions = {"mine": torch.exp, "again": torch.exp, "expect": torch.exp}
@@ -263,20 +250,18 @@ def test_a_function_may_be_given_twice():
 
 def test_no_factor_of_a_less_accurate_function_stands_without_its_mark():
     functions = {"sum": lambda x: x.sum(0), "mine": running}
-    x = {"x": drawn(2048, 64)}
-    for order in (functions, dict(reversed(functions.items()))):
-        comparison = bench.compare(functions["sum"], order, x, rounds=3)
-        mine = next(line for line in comparison.lines if line.name == "mine")
-        assert mine.status == "less accurate" and mine.ms and mine.speed
-        assert mine.reason.startswith("y: ") and ", allowed " in mine.reason
-        assert mine.label == "mine (less accurate)"
-        [text] = [line for line in str(comparison).splitlines() if line.startswith("mine")]
-        assert text.count("less accurate") == 2, "status and factor"
-        assert set(comparison.rows["status"]) == {"ok", "less accurate"}
-    assert "times as fast as mine (less accurate)" in str(comparison)
+    comparison = bench.compare(functions["sum"], functions, {"x": drawn(2048, 64)}, rounds=3)
+    same, mine = comparison.lines
+    assert (
+        mine.status == "less accurate" and mine.ms and mine.speed and same.error <= 1 < mine.error
+    )
+    assert mine.reason.startswith("y: ") and ", allowed " in mine.reason
+    assert mine.label == "mine (less accurate)"
+    [text] = [line for line in str(comparison).splitlines() if line.startswith("mine")]
+    assert text.count("less accurate") == 2, "status and factor"
     pyplot = pytest.importorskip("matplotlib.pyplot")
     axes = comparison.plot()
-    assert [t.get_text() for t in axes.get_yticklabels()] == ["mine (less accurate)", "sum"]
+    assert {t.get_text() for t in axes.get_yticklabels()} == {"mine (less accurate)", "sum"}
     pyplot.close(axes.figure)
 
 
@@ -335,34 +320,6 @@ def test_values_that_a_reference_does_not_take_are_not_asked_for():
         return -(y * p.log() + (1 - y) * (1 - p).log()).mean()
 
     assert raced(binary_cross_entropy, by_hand, inputs).status == "ok"
-
-
-def test_indices_of_other_seeds_are_asked_for_and_each_sample_has_its_own():
-    def inputs(seed: int) -> dict[str, Tensor]:
-        generator = torch.Generator().manual_seed(seed)
-        return {"w": W, "at": torch.randint(24, (6,), generator=generator)}
-
-    drawn_at, seen = [], []
-
-    def gather(w: Tensor, at: Tensor) -> Tensor:
-        seen.append(tuple(at.tolist()))
-        return w.index_select(0, at)
-
-    def asked(seed: int) -> dict[str, Tensor]:
-        drawn_at.append(seed)
-        return inputs(seed)
-
-    assert raced(lambda w, at: w[at], gather, asked).status == "ok"
-    looks = [seed for seed in drawn_at if seed > 6]
-    assert len(looks) == 2, "of a timed call and after the clock"
-    drawn = [seed for seed in drawn_at if seed <= 6]
-    assert drawn == [0, 1, 1, *range(2, 6)], "two of warm-up and three, of which one was looked at"
-    assert {tuple(inputs(seed)["at"].tolist()) for seed in drawn_at} == set(seen)
-    first = inputs(0)["at"]
-    line = raced(lambda w, at: w[at], lambda w, at: w[first], inputs)
-    assert line.status == "wrong" and line.reason.startswith(
-        "for the inputs of seed 1, the results"
-    )
 
 
 def of_seed(seed: int) -> dict[str, Tensor]:
@@ -587,23 +544,6 @@ def test_gradients_that_only_checks_get_are_missed_in_a_timed_call():
     assert line.status == "wrong" and "no gradient arrived at w" in line.reason
 
 
-def test_a_timed_call_of_a_random_sample_is_looked_at_once_for_each_rival(monkeypatch):
-    asked, looks = [], []
-    holds = Problem.holds
-    monkeypatch.setattr(alarms, "some_of", lambda count: asked.append(count) or 3)
-
-    def seen(self, name, work, dy, truth, required):
-        looks.append((name, truth.when != ""))
-        return holds(self, name, work, dy, truth, required)
-
-    monkeypatch.setattr(Problem, "holds", seen)
-    bench.compare(torch.exp, {"a": torch.exp, "b": lambda x: x.exp()}, {"x": X}, rounds=4)
-    assert asked == [6, 6], "of two rounds of warm-up and four"
-    before = [("a", False), *3 * [("a", True)], ("b", False), *3 * [("b", True)]]
-    timed, after = [("a", True), ("b", True)], [("a", True), ("a", True), ("b", True), ("b", True)]
-    assert looks == [*before, *timed, *after]
-
-
 MANY_SIZES = drawn(64, 64, seed=4) ** 5
 """Of most of its elements a change moves no sum."""
 KEYS = {
@@ -790,54 +730,6 @@ def test_a_loss_in_half_precision_is_told_from_a_constant_by_its_gradients():
 # --- detectors alone ------------------------------------------------------------------------------
 
 
-def test_freed_blocks_hold_no_answer(monkeypatch):
-    blocks = []
-    empty = torch.empty
-    monkeypatch.setattr(
-        torch, "empty", lambda *of, **at: blocks.append(empty(*of, **at)) or blocks[-1]
-    )
-    kinds = [(torch.Size([3]), torch.float32), (torch.Size([2**16]), torch.int64)]
-    alarms.poison(kinds, CPU)
-    assert len(blocks) == alarms.SMALL_BLOCKS + 2
-    assert all(b.isnan().all() if b.is_floating_point() else (b == 1).all() for b in blocks)
-
-
-def test_memory_is_poisoned_before_every_check(monkeypatch):
-    kinds = []
-    monkeypatch.setattr(alarms, "poison", lambda given, device: kinds.extend(given))
-    raced(product, lambda x, w: x @ w, {"x": X, "w": W})
-    assert kinds == 7 * [(torch.Size([16, 24]), torch.float32)], "four before, one in, two after"
-
-
-def test_the_current_stream_is_held_back_before_a_call_is_checked(monkeypatch):
-    order = []
-    monkeypatch.setattr(alarms, "hold_back", lambda device: order.append(device.type))
-    check.results_of(Workload(lambda: order.append("call") or X.exp(), {"x": X}), X)
-    assert order == ["cpu", "call"]
-    monkeypatch.undo()
-    monkeypatch.setattr(torch.cuda, "_sleep", order.append)
-    alarms.hold_back(CPU)
-    alarms.hold_back(torch.device("cuda"))
-    assert order[2:] == [alarms.HOLD_CYCLES]
-
-
-def test_an_output_that_changes_after_the_return_is_refused(monkeypatch):
-    y = torch.zeros(4)
-    clone = torch.clone
-
-    def slow(tensor, **options):
-        copy = clone(tensor, **options)
-        y.add_(1.0)  # as a thread or stream that goes on
-        return copy
-
-    monkeypatch.setattr(torch, "clone", slow)
-    with pytest.raises(Wrong, match="y changed after the call had returned"):
-        alarms.as_returned({"y": y})
-    monkeypatch.undo()
-    nan = {"y": torch.full((4,), float("nan"))}
-    assert alarms.as_returned(nan)["y"].isnan().all()
-
-
 @pytest.mark.parametrize("moment", ["when it is set up", "in a call"])
 def test_whoever_replaces_a_timer_is_refused_and_the_others_are_timed(moment):
     honest, calls = time.perf_counter_ns, []
@@ -920,25 +812,6 @@ def test_the_race_holds_times_against_bytes(monkeypatch):
     assert line.status == "ok"
 
 
-@pytest.mark.parametrize(
-    ("direction", "count"), [(False, 3 + 3 + 8), (True, 3 + 3 + 8 + 3 + 24), ("alone", 3 + 24)]
-)
-def test_bytes_are_of_results_and_of_elements_that_are_read(direction, count, monkeypatch):
-    """Three of eight rows are gathered: their elements, the indices not counted."""
-    seen = []
-    monkeypatch.setattr(alarms, "most_bytes_per_s", lambda device: 1e30)
-    card = SimpleNamespace(L2_cache_size=0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-    monkeypatch.setattr(
-        alarms, "require_possible_time", lambda ms, flops, device, moved: seen.append(moved)
-    )
-    table, at = drawn(8, 3), torch.tensor([1, 4, 6])
-    raced(lambda t, at: t[at].sum(-1), lambda t, at: t[at].sum(-1), {"t": table, "at": at},
-          backward=direction)  # fmt: skip
-    expected = {False: 9 + 3, True: 9 + 3 + 3 + 24, "alone": 3 + 24}[direction]
-    assert seen == [4 * expected]
-
-
 def test_no_number_is_right_only_where_the_truth_has_it():
     true = {"y": torch.tensor([1.0, torch.nan, torch.inf], dtype=torch.float64)}
     right = check.errors({"y": torch.tensor([1.0, torch.nan, torch.inf])}, true)
@@ -949,79 +822,16 @@ def test_no_number_is_right_only_where_the_truth_has_it():
         assert check.misses(actual, right, torch.float32), wrong
 
 
-def test_rewriting_keeps_address_and_version():
-    x = drawn(4, 5)
-    before = x.data_ptr(), x._version
-    alarms.write(x, alarms.one_changed(x))
-    assert (drawn(4, 5) != x).sum() == 1
-    alarms.write(x, alarms.scaled(x))
-    assert (x.data_ptr(), x._version) == before
-    assert (drawn(4, 5) != x).all()
-    alarms.write(shared := torch.ones(1).expand(3), torch.zeros(3))
-    assert shared.tolist() == [1.0, 1.0, 1.0]
-
-
-@pytest.mark.parametrize("rule", alarms.RULES, ids=lambda rule: rule.rule)
-def test_every_rule_of_the_table_is_looked_at_in_a_comparison(rule, monkeypatch):
-    if rule.function is timing.require_current_stream and not torch.cuda.is_available():
-        pytest.skip("a CPU has no streams")
-    seen, device = [], "cuda" if torch.cuda.is_available() else "cpu"
-    module, name = sys.modules[rule.function.__module__], rule.function.__name__
-    look = lambda *of, **how: seen.append(1) or rule.function(*of, **how)  # noqa: E731
-    monkeypatch.setattr(module, name, look)
-    line = raced(torch.exp, lambda x: x.exp(), {"x": X.to(device)})
-    assert line.status == "ok" and seen, line
-
-
 # --- the table ------------------------------------------------------------------------------------
 
 
-def test_the_table_says_who_is_right_and_how_fast(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    functions = {"mine": lambda x: x.exp(), "<b>": torch.exp, "bad": lambda x: x + 1}
-    comparison = bench.compare(torch.exp, functions, {"x": X}, rounds=4, backward=True)
-    head, mine, other, bad = str(comparison).splitlines()
-    assert head.split()[:4] == ["status", "ms", "(95", "%)"] and "as fast as mine" in head
-    assert mine.split()[:2] == ["mine", "ok"] and mine.split()[-1] == "1"
-    assert other.split()[:2] == ["<b>", "ok"] and "wrong" in bad and "y: norm error" in bad
-    assert "roofline" not in head, "nobody knows the peak of a CPU"
-    page = comparison._repr_html_()
-    assert "<td>&lt;b&gt;</td>" in page and page.count("<tr>") == 4
-    assert comparison.rows["status"].tolist() == ["ok", "ok", "wrong"]
-    assert len(comparison.rows["samples_ms"][0]) == 4 and comparison.rows["session"].nunique() == 1
-    first, second, _ = comparison.lines
-    assert first.speed == 1.0 and second.speed > 0
-    assert not list(tmp_path.iterdir()), "nothing is written"
-
-
-def test_no_rounds_check_results_and_gradients_and_time_nothing(monkeypatch):
-    monkeypatch.setattr(timing, "in_turns", lambda *of, **how: pytest.fail("it was timed"))
-
-    def loud(x: Tensor, w: Tensor) -> Tensor:
-        return 1.01 * product(x, w) - 0.01 * product(x, w).detach()
-
-    functions = {"mine": lambda x, w: (w.mT @ x.mT).mT, "loud": loud}
+def test_no_rounds_check_results_and_gradients_and_time_nothing():
+    functions = {"mine": lambda x, w: (w.mT @ x.mT).mT, "bad": lambda x, w: product(x, w.detach())}
     comparison = bench.compare(product, functions, {"x": X, "w": W}, rounds=0, backward=True)
     mine, bad = comparison.lines
     assert (mine.status, mine.ms, mine.speed) == ("ok", None, None)
-    assert bad.status == "wrong" and "d_x: norm error" in bad.reason
-    _, first, second = str(comparison).splitlines()
-    assert first.startswith("mine  ok      not timed") and "not timed" not in second
-    assert ";" in bad.reason and second.endswith(bad.reason.partition(";")[0]), "the first failure"
+    assert bad.status == "wrong" and "no gradient arrived at w" in bad.reason
     assert comparison.rows["d_w_error"][0] < 1e-5 and "median_ms" not in comparison.rows
-
-
-def test_the_error_beside_a_time_is_the_largest_over_what_the_rule_allows():
-    functions = {"same": lambda x: x.sum(0), "running": running, "bad": lambda x: x.sum(0) * 1.5}
-    comparison = bench.compare(functions["same"], functions, {"x": drawn(2048, 64)}, rounds=2)
-    head, *texts = str(comparison).splitlines()
-    assert head.index("ms (95 %)") < head.index("error / allowed") < head.index("times as fast")
-    same, lesser, bad = comparison.lines
-    assert 0 <= same.error <= 1 < lesser.error < 64 < bad.error
-    for line, text in zip(comparison.lines, texts, strict=True):
-        assert f"{line.error:.2g}" in text[head.index("error") :].split()[:1]
-    nan = raced(torch.exp, lambda x: x.exp() * torch.nan, {"x": X})
-    assert nan.error == float("inf")
 
 
 @pytest.mark.parametrize("kind", [tuple, list])
@@ -1044,23 +854,6 @@ def test_an_input_that_is_a_tuple_is_one_argument_with_a_gradient_for_each_eleme
         assert {"d_x_error", "d_w[0]_error", "d_w[1]_error"} <= {*comparison.rows}
     with pytest.raises(ValueError, match=r"the input 'w\[1\]' is a float, not a tensor"):
         bench.compare(gated, functions, {"x": X, "w": kind([W, 1.0])})
-
-
-def test_the_plot_has_a_bar_for_each_that_was_timed():
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    comparison = bench.compare(torch.exp, {"mine": torch.exp, "bad": torch.sin}, {"x": X}, rounds=2)
-    axes = comparison.plot()
-    assert len(axes.patches) == 1 and axes.get_xlabel() == "forward, ms"
-    pyplot.close(axes.figure)
-
-
-def test_the_share_of_the_roofline_is_least_time_over_time(monkeypatch):
-    monkeypatch.setattr(alarms, "most_flops_per_s", lambda device: 1.0)
-    comparison = bench.compare(torch.exp, {"mine": torch.exp}, {"x": X}, rounds=2)
-    figures = comparison.measured[0] | {"flops": 0.0, "compulsory_bytes": 0.0}
-    assert comparison._share(figures, 1.0) is None
-    assert comparison._share(figures | {"flops": 0.5}, 1000.0) == 0.5
-    assert comparison._share(figures | {"flops": 0.5}, 400.0) is None, "not all of it was moved"
 
 
 def test_without_a_gpu_graphs_and_load_say_so():

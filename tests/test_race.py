@@ -1,20 +1,15 @@
 """No speed without correctness, like against like: the gate, the turns and the rows."""
 
-from itertools import pairwise
-
 import pandas as pd
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fusedlib import reference
-from fusedlib.bench import check, cuda_graphs, turns
-from fusedlib.bench.problem import Operands, exact_results
-from fusedlib.bench.turns import Checked, Turn
+from fusedlib.bench import check, cuda_graphs
 from study import kernels, mlp, rivals
 from study.mlp import Inputs, SwiGLUProblem, draw
-from study.operation import Operation
-from study.race import free, timed
+from study.race import free
 from study.rivals import Workload
 from study.run import grouped
 
@@ -58,17 +53,8 @@ def one_wrong_element(x, w_gate, w_up, w_down) -> Tensor:
     return y + mask
 
 
-def missing_gradient(x, w_gate, w_up, w_down) -> Tensor:
-    return reference.swiglu_mlp(x, w_gate.detach(), w_up, w_down)
-
-
 def not_a_number(x, w_gate, w_up, w_down) -> Tensor:
     return reference.swiglu_mlp(x, w_gate, w_up, w_down) * float("nan")
-
-
-def right(x, w_gate, w_up, w_down) -> Tensor:
-    gate, up = nn.functional.linear(x, w_gate), nn.functional.linear(x, w_up)
-    return nn.functional.linear(gate * torch.sigmoid(gate) * up, w_down)
 
 
 WRONG = [dropped_k_tile, swapped, no_weight_gradient, one_wrong_element, not_a_number]
@@ -96,13 +82,6 @@ def test_torch_s_settings_are_the_case_s_while_it_is_measured():
     assert {*seen} == {other} and torch.get_float32_matmul_precision() == before
 
 
-def test_a_setup_is_made_once_for_all_races_that_differ_in_nothing_of_it(monkeypatch):
-    made = []
-    monkeypatch.setattr(mlp, "draw", lambda *args: made.append(args) or draw(*args))
-    rows = run(["eager"], directions=("forward", "forward+backward"), repetitions=2)
-    assert rows["session"].nunique() == 2 and len(made) == 1
-
-
 @pytest.mark.parametrize("compute", WRONG, ids=lambda f: f.__name__)
 def test_a_wrong_rival_gets_its_errors_and_no_time(compute):
     frame = run(["eager", rival(compute)])
@@ -111,23 +90,6 @@ def test_a_wrong_rival_gets_its_errors_and_no_time(compute):
     assert "error" in row["reason"]
     assert row.get("median_ms") != row.get("median_ms"), "a wrong rival has no time"
     assert frame.set_index("provider").loc["eager", "status"] == "ok"
-
-
-def test_a_right_rival_is_timed_in_turns_beside_the_baseline():
-    frame = run(["eager", rival(right)])
-    row = frame.set_index("provider").loc["rival"]
-    assert row["status"] == "ok"
-    assert row["n"] == 5
-    assert frame["session"].nunique() == 1, "rows timed together are pairs, sample by sample"
-    for name in ("y", "d_x", "d_w_gate", "d_w_up", "d_w_down"):
-        assert 0 < row[f"{name}_error"] < 1e-5
-
-
-def test_a_gradient_that_never_arrives_is_wrong_by_name():
-    frame = run(["eager", rival(missing_gradient)])
-    row = frame.set_index("provider").loc["rival"]
-    assert row["status"] == "wrong"
-    assert row["reason"] == "no gradient arrived at w_gate"
 
 
 def test_a_rival_whose_packed_weights_want_no_gradient_is_wrong():
@@ -187,33 +149,6 @@ def test_who_runs_out_of_memory_in_the_heat_goes_and_the_others_are_timed():
     assert frame.set_index("provider")["status"].to_dict() == {"rival": "oom", "eager": "ok"}
 
 
-def test_where_memory_runs_out_together_the_one_that_holds_most_goes():
-    held, calls = {"small": 10.0, "large": 1000.0}, []
-
-    def call():
-        calls.append(1)
-        if len(calls) == 1:
-            raise torch.OutOfMemoryError("out of memory")
-
-    class Setup:
-        def check(self, case):
-            return Checked({"peak_mib": held[case["provider"]]}, lambda timed: Turn(call))
-
-    cases = [{"provider": name, "device": "cpu"} for name in held]
-    rows = timed(cases, lambda case: Setup(), same=("device",), rounds=2)
-    free()
-    assert {r.case["provider"]: r.status for r in rows} == {"small": "ok", "large": "oom"}
-
-
-def test_a_sample_begins_on_an_idle_device(monkeypatch):
-    """A host that ran ahead while a slow rival computed would launch the next one for nothing."""
-    seen = []
-    monkeypatch.setattr(turns.timing, "synchronize", seen.append)
-    ready = {"a": Turn(lambda: None, prepare=seen.append)}
-    turns._Clock(turns.Sampling("cpu", 1), ready)._prepare(3, "a")
-    assert seen[-2:] == [3, "cpu"]
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_every_direction_and_dtype_is_measured_on_ragged_shapes(dtype):
     options = {"shape": (19, 24, 40), "dtype": dtype, "repetitions": 2}
@@ -252,16 +187,6 @@ def test_alternating_rows_are_checked_in_their_order():
     }  # fmt: skip
 
 
-def test_plain_products_are_those_of_the_reference():
-    inputs = draw(RAGGED, "cpu")
-    bound = mlp.products(inputs)
-    bound.run("forward+backward")
-    true = exact_results(inputs, reference.swiglu_mlp)
-    true["d_w_gate_up"] = torch.cat([true["d_w_gate"], true["d_w_up"]])
-    for name in ("y", "d_x", "d_w_gate_up", "d_w_down"):
-        torch.testing.assert_close(bound.results[name], true[name].float())
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("provider", ["eager", "inductor", "liger", "fused"])
 @pytest.mark.parametrize("direction", ["forward", "forward+backward"])
@@ -277,29 +202,6 @@ def test_a_replay_gives_the_same_results_and_writes_gradients_anew(provider, dir
         torch.testing.assert_close(tensor, once[name])
 
 
-@pytest.mark.gpu
-def test_a_replay_s_alternating_rows_are_read_after_it():
-    inputs = draw(SwiGLUProblem(64, 128, 256, "float32"), "cuda")
-    work = by_turns(inputs)
-    actual = check.errors(
-        cuda_graphs.capture(work, inputs.dy, "forward+backward").results,
-        exact_results(inputs, reference.swiglu_mlp),
-    )
-    assert max(actual["d_w_gate"].norm, actual["d_w_up"].norm) < 1e-5
-
-
-def test_work_and_traffic_agree_with_sums_by_hand():
-    # x 2·3, weights 3·(3·5): forward reads 6 + 45 and writes 6 numbers of two bytes.
-    problem = SwiGLUProblem(2, 3, 5, "bfloat16", "forward")
-    assert problem.flops == 3 * 2 * 2 * 3 * 5
-    assert problem.compulsory_bytes == 2 * (6 + 45 + 6)
-    backward = SwiGLUProblem(2, 3, 5, "float32", "backward")
-    assert backward.flops == 2 * problem.flops
-    assert backward.compulsory_bytes == 4 * (6 + 45 + 6 + 6 + 45)
-    both = SwiGLUProblem(2, 3, 5, "float32", "forward+backward")
-    assert both.compulsory_bytes == 4 * (6 + 45 + 6 + 6 + 6 + 45)
-
-
 def test_flops_agree_with_torch():
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -307,13 +209,3 @@ def test_flops_agree_with_torch():
     with FlopCounterMode(display=False) as counter:
         check.results_of(rivals.get("swiglu", "eager").build(inputs), inputs.dy)
     assert counter.get_total_flops() == RAGGED.flops
-
-
-def test_operands_are_drawn_anew_and_keep_their_signs_where_results_do_not_depend_on_them_alone():
-    x = torch.randn(64, 48)
-    for compute, signs_stay in ((torch.exp, True), (torch.sign, False)):
-        operation = Operation("any", Operands({"x": x.clone()}, torch.ones_like(x)), compute)
-        draws = [operation.rewritten.values["x"], operation.anew().values["x"], x]
-        assert all((one != other).double().mean() > 0.99 for one, other in pairwise(draws))
-        assert [torch.equal(draw > 0, x > 0) for draw in draws] == [signs_stay, signs_stay, True]
-        assert all(draw.abs().amax() <= x.abs().amax() for draw in draws)

@@ -45,13 +45,6 @@ def test_published_ratios_tend_to_three_products_to_one_and_six_matrices_to_four
     }
 
 
-def test_one_published_log_repeats_another_digit_for_digit():
-    found = bench.verdict(published.load("mnist").rename(columns={"train_ms": "time_ms"}))
-    [repeat] = found[found["kind"] == "repeat"].to_dict("records")
-    assert repeat["finding"] == "Fused with weight-grad is Liger digit for digit in 4 rows"
-    assert sorted(found["kind"]) == ["no spread", "repeat"]
-
-
 @pytest.mark.parametrize(("table", "rows", "more"), [("attention", 8, 0), ("end_to_end", 42, 1)])
 def test_a_published_backward_is_a_difference_of_means_and_once_negative(table, rows, more):
     times = published.load(table).rename(columns={"mean_ms": "time_ms"})
