@@ -55,13 +55,3 @@ def test_rows_say_which_path_fp32_took(tokens, path):
     assert memory.figures(stack[0])["path"] == path
     own = "split fp32" if path == "kernels" else path
     assert memory.figures(case)["path"] == own
-
-
-def test_running_out_of_memory_leaves_the_next_case_whole(limit_memory):
-    case = alone(SHAPE, "eager")[1]
-    usual = memory.figures(case)["peak_mib"]
-    deep = stacks(SHAPE, [64], "eager")[0]
-    limit_memory(1)
-    tried = Attempt.at(memory.figures, deep)
-    assert tried.status == "oom" and "out of memory" in tried.reason
-    assert memory.figures(case)["peak_mib"] == usual

@@ -47,19 +47,3 @@ def test_an_epoch_in_a_graph_gives_the_losses_and_weights_of_plain_steps(name, p
     (plain, weights), (graphed, others) = runs
     assert len(plain) == 12 and torch.equal(plain, graphed)
     assert all(torch.equal(weights[name], others[name]) for name in weights)
-
-
-def test_a_run_by_graph_is_measured_like_any_other():
-    [case] = mnist.of("run", ["eager fp32"], SETTING, **RUN)
-    figures = mnist.figures(case)
-    assert len(figures["losses"]) == 8 and figures["losses"][-1] < figures["losses"][0]
-
-
-def test_a_turn_of_a_graph_gives_the_mean_of_its_steps():
-    fields = {"data_source": "device", "launch": "graph", "rounds": 2, "steps": 3}
-    [case] = mnist.of("pace", ["eager fp32"], SETTING, **fields)
-    with mnist_network.settings("fp32"):
-        turn = mnist.turn(case)
-        turn.prepare(1)
-        times = turn.run()
-    assert [*times] == ["total"] and 0 < times["total"] < 100
