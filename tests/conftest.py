@@ -138,3 +138,9 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def no_warm_compiler(monkeypatch):
+    """Where no arm is timed by Inductor, which takes seconds to begin."""
+    monkeypatch.setattr("study.compiling.warm_compiler", lambda device: None)

@@ -9,11 +9,6 @@ from pathlib import Path
 import limits
 
 
-def add(a, b):
-    print("noise that must not reach the answer")
-    return {"sum": a + b, "pid": os.getpid()}
-
-
 def fail():
     raise RuntimeError("broken on purpose\nsecond line")
 
@@ -50,18 +45,6 @@ def sleep_or_fail(path, wrong):
     while not (Path(path).exists() and Path(path).read_text()):
         time.sleep(0.01)
     raise Wrong("of one", wrong)
-
-
-def wait_for_others(path, at, of):
-    """The last to come sees that those before, which have answered, are still there."""
-    here = Path(path)
-    while at and not (here / str(at - 1)).exists():
-        time.sleep(0.01)
-    (here / str(at)).write_text(str(os.getpid()))
-    if at:
-        time.sleep(0.3)
-        os.kill(int((here / str(at - 1)).read_text()), 0)
-    return at
 
 
 def lengths_of_a_wrong_rival(**arguments):

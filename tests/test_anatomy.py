@@ -1,35 +1,12 @@
 """The topic anatomy: its verdicts, its published figures, and the cage of the flawed kernel."""
 
-import os
-import subprocess
-import sys
-
 import pandas as pd
 import pytest
 
 import flawed_swiglu
 from flawed_swiglu import TASK
 from interpreter import passed_in_the_interpreter
-from press import published
-from study import anatomy, mlp, paths, rivals, run
-
-HELPERS = ("flawed_swiglu", "flawed_kernels", "flawed_layer")
-
-
-# --- the flawed kernel stays where it is ----------------------------------------------------------
-
-
-def test_the_flawed_kernel_cannot_be_imported_from_fusedlib(tmp_path):
-    """In a process that no test has shown the notebooks' folder."""
-    rooms = "fusedlib", "fusedlib.ops", "fusedlib.ops.mlp"
-    names = [f"{room}.{name}" for room in rooms for name in HELPERS]
-    code = f"from importlib.util import find_spec; print([n for n in {names} if find_spec(n)])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(paths.ROOT)},
-    )  # fmt: skip
-    assert done.stdout == "[]\n"
-
+from study import anatomy, mlp, rivals, run
 
 # --- verdicts ------------------------------------------------------------------------------------
 
@@ -91,37 +68,12 @@ def test_a_rival_that_should_be_right_and_is_not_gets_no_time_at_all(registry):
     assert not [name for name in rows if name.endswith("_ms")]
 
 
-@pytest.mark.parametrize("tf32", [False, True])
-def test_the_wider_bounds_of_tf32_let_no_dropped_block_through(tf32, registry):
-    traits = frozenset({"tf32"}) if tf32 else frozenset()
-    rivals.rival(TASK, "one block", traits=traits)(flawed_swiglu.second_version)
-    [case] = anatomy.alone("errors", [(16, 32)], ["one block"], "cpu")
-    assert "y: norm error" in anatomy.errors(case)["wrong"]
-
-
 def test_a_width_that_the_kernel_s_blocks_do_not_divide_is_refused():
     with pytest.raises(run.SizesError, match="width 100 is no multiple"):
         run.races("anatomy", widths=[100])
 
 
 # --- published figures ---------------------------------------------------------------------------
-
-
-TABLES = [published.load(name) for name in published.OF_TOPIC["anatomy"]]
-
-
-def test_every_published_figure_is_a_row_and_stands_as_printed():
-    rows = anatomy.from_tables(*TABLES)
-    assert len(rows) == sum(map(len, TABLES)) and rows["race"].is_unique
-    at = rows[(rows["shape"] == "1024·4096") & (rows["direction"] == "forward+backward")]
-    first = at[(at["series"] == "grid") & (at["experiment"] == "time")].set_index("provider")
-    assert first["median_ms"].to_dict() == {"liger": 28.86, "published-kernel": 9.22}
-    assert first["repair"]["published-kernel"] == "kernel as published"
-    assert first["result"].to_dict() == {"liger": "right", "published-kernel": "wrong"}
-    assert first["ratio"].to_dict() == pytest.approx({"liger": 1, "published-kernel": 28.86 / 9.22})
-    stated = rows[(rows["series"] == "sweep") & (rows["hidden_size"] == 16384)]
-    assert stated["ratio"].dropna().tolist() == [2.94, 2.96]
-    assert stated["peak_ratio"].dropna().tolist() == [1.5]
 
 
 @pytest.mark.gpu

@@ -3,21 +3,18 @@
 import json
 import math
 import re
-from dataclasses import replace
 
-import pandas as pd
 import pytest
 import torch
 from torch.utils import flop_counter
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from fusedlib import rope
 from fusedlib.bench import check
 from fusedlib.bench.attempt import Wrong
-from study import attention, calls, causal, fits, paths, race, rivals
+from study import attention, calls, causal, paths, race, rivals
 from study.allocator import peak
-from study.causal import AttentionProblem, draw, flops, traffic
+from study.causal import AttentionProblem, draw, flops
 from study.models.transformer import plain_attention
 from study.rivals import Workload
 
@@ -43,36 +40,6 @@ def test_plain_attentions_peak_is_that_of_the_formula(shape):
     held = peak(lambda: work.forward().backward(operands.dy), "cpu")
     # The host allocates the scalars of a kernel too, some bytes each.
     assert held * MIB == pytest.approx(causal.plain_peak(one, "cpu"), abs=64)
-
-
-class Traffic(TorchDispatchMode):
-    """Bytes of the operands and results of every operation that is no view."""
-
-    def __init__(self):
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        viewed = func.is_view or func.overloadpacket.__name__ in ("_unsafe_view", "detach")
-        if not viewed:
-            tensors = [t for t in (*args, out) if isinstance(t, torch.Tensor)]
-            self.bytes += sum(t.numel() * t.element_size() for t in tensors)
-        return out
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_plain_traffic_is_that_of_its_operations(shape):
-    one, operands, work = prepared("plain", shape, "bfloat16")
-    leaves = [t.detach() for t in operands.leaves().values()]
-    with Traffic() as forward:
-        plain_attention(*leaves)
-    assert forward.bytes == traffic(one, "forward", fused=False)
-    y = work.forward()
-    inputs = list(operands.leaves().values())
-    with Traffic() as backward:
-        torch.autograd.grad(y, inputs, operands.dy)
-    assert backward.bytes == traffic(one, "backward", fused=False)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -125,18 +92,6 @@ def test_truth_is_attention_and_its_gradients(block, monkeypatch):
     assert true.values["d_query"][:, :, 0].abs().max() < 1e-15 < true.sizes["d_query"].min()
     first = (operands.tensors["value"][:, :, 0].double().square().mean(-1)).sqrt()
     torch.testing.assert_close(true.sizes["y"][:, :, 0, 0], first)
-
-
-def test_an_error_counts_relative_to_its_tokens_terms_where_they_are_large():
-    values = {"y": torch.ones(1, 1, 100, 4, dtype=torch.float64)}
-    sizes = {"y": torch.ones(1, 1, 100, 1, dtype=torch.float64)}
-    sizes["y"][0, 0, 0] = 100.0
-    worst = []
-    for token in (0, 50):
-        off = values["y"].clone()
-        off[0, 0, token, 0] += 1.0
-        worst.append(causal.errors({"y": off}, causal.Exact(values, sizes))["y"].worst)
-    assert worst[1] == pytest.approx(100 * worst[0])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -213,52 +168,12 @@ def test_what_forgets_the_mask_is_wrong_and_gets_no_time(added):
     assert rows["plain"].status == "ok"
 
 
-def test_what_gives_no_gradient_is_wrong(added):
-    @added(causal.TASK, "frozen")
-    def frozen(operands):
-        """The right output, and a gradient that arrives nowhere."""
-        query, key, value = (leaf.detach() for leaf in operands.leaves().values())
-        one = torch.ones((), requires_grad=True)
-        return Workload(lambda: plain_attention(query, key, value) * one, operands.leaves())
-
-    assert "no gradient arrived at query" in raced("plain", "frozen")["frozen"].reason
-
-
-def test_what_is_counted_far_above_the_memory_is_not_tried(monkeypatch):
-    small = replace(fits.machine.describe(), memory_gib=1e-6)
-    monkeypatch.setattr(fits.machine, "describe", lambda: small)
-    rows = raced(*ON_CPU)
-    assert {name: row.status for name, row in rows.items()} == {
-        "plain": "oom (predicted)", "math": "oom (predicted)", "flash": "ok"
-    }  # fmt: skip
-    assert rows["plain"].reason.startswith(
-        "not tried: 0 GiB counted, more than 0.7 times the 0 GiB"
-    )
-
-
-def test_short_contexts_are_launched_both_ways_and_a_backward_alone_in_no_graph():
-    sizes = {"short_contexts": [16], "device": "cuda", "dtypes": ["bfloat16"]}
-    short = [c for c in attention.cases(**sizes) if c.get("grid") == "short"]
-    ways = {(c["launch"], c["direction"]) for c in short}
-    assert ways == {(launch, d) for launch in ("python", "graph") for d in causal._PRODUCTS} - {
-        ("graph", "backward")} | {("python", causal.BOTH), ("graph", causal.BOTH)}  # fmt: skip
-    assert {"plain", "sdpa", "flash", "cudnn"} <= {c["provider"] for c in short}
-
-
 @pytest.mark.parametrize("mask", attention.MASKS)
 def test_torch_tells_which_backend_it_takes_by_itself(mask):
     sizes = {"default_widths": [24], "dtypes": ["bfloat16"], "device": "cpu"}
     asked = [c for c in attention.cases(**sizes) if c.get("mask") == mask]
     [row] = attention.measure(asked)
     assert row.status == "ok" and row.figures["backend"] == "flash"
-
-
-def test_a_backend_is_found_by_its_node_and_math_has_none():
-    query, key, value = draw(AttentionProblem(16, 8, 1, "float32"), "cpu").leaves().values()
-    assert causal.backend_of(plain_attention(query, key, value)) == "math"
-    attend = torch.nn.functional.scaled_dot_product_attention
-    sliced = attend(query, key, value, is_causal=True)[..., :4].clone()
-    assert causal.backend_of(sliced) == "flash", "as where torch pads heads"
 
 
 def test_the_notebook_asks_torch_without_gradients_inside_a_model_and_with_shared_heads():
@@ -278,15 +193,6 @@ def test_the_notebook_asks_torch_without_gradients_inside_a_model_and_with_share
     earlier = attend(leaf, leaf, leaf, is_causal=True)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         assert which(earlier, earlier, earlier) == "math"
-
-
-def test_flex_runs_in_fp32_at_the_first_context_alone():
-    sizes = {"contexts": [512, 256], "dtypes": ["float32", "bfloat16"]}
-    course = [c for c in attention.cases(device="cpu", also=["flex"], **sizes)
-              if c.get("provider") == "flex"]  # fmt: skip
-    assert {(c["head_dim"], c["dtype"], c["context_length"]) for c in course} == {
-        (64, "float32", 512), (64, "bfloat16", 512), (64, "bfloat16", 256),
-    }  # fmt: skip
 
 
 # --- ways to call it -----------------------------------------------------------------------------
@@ -340,33 +246,3 @@ def test_a_wrong_call_gets_no_time(added, flaw):
     rows = called()
     assert rows["flawed"].status == "wrong" and "median_ms" not in rows["flawed"].figures
     assert rows["causal-flag"].status == "ok"
-
-
-def test_ways_to_call_it_have_nothing_counted():
-    row = {"experiment": "call", "context_length": 256, "head_dim": 100, "batch_size": 8}
-    row |= {"dtype": "bfloat16", "device": "cuda", "provider": "padded-heads", "peak_mib": 8.0}
-    frame = attention.derive(pd.DataFrame([row | {"machine": "here", "set": "first"}]))
-    assert frame[["peak_squares", "peak_counted", "bound_share"]].isna().all(axis=None)
-
-
-# --- what follows from rows ----------------------------------------------------------------------
-
-
-def test_rows_have_what_is_counted_of_them_at_the_ceilings_of_their_recording():
-    one = AttentionProblem(256, 64, 8, "bfloat16")
-    shape = {"context_length": 256, "head_dim": 64, "batch_size": 8, "direction": "forward"}
-    shared = {"machine": "here", "set": "first", "device": "cuda", "dtype": "bfloat16"}
-    ran = [shape | {"provider": name, "peak_mib": 8.0, "median_ms": 1.0}
-            for name in ("plain", "cudnn", "inductor")]  # fmt: skip
-    ceilings = [{"ceiling": "copy", "dtype": "int8", "bytes_per_s": 1e12},
-                {"ceiling": "gemm", "flops_per_s": 1e14}]  # fmt: skip
-    rows = pd.DataFrame([shared | row for row in (*ran, *ceilings)])
-    plain, cudnn, inductor, *_ = attention.derive(rows).to_dict("records")
-    assert (plain["fused"], cudnn["fused"], inductor["fused"]) == (False, True, False)
-    assert plain["peak_squares"] == inductor["peak_squares"] == 8.0
-    assert plain["peak_counted"] == causal.plain_peak(one, "cuda") / one.square
-    assert plain["traffic_ms"] == pytest.approx(traffic(one, "forward", fused=False) / 1e9)
-    assert cudnn["products_ms"] == pytest.approx(flops(one, "forward", fused=True) / 1e11)
-    assert plain["bound_share"] == max(plain["products_ms"], plain["traffic_ms"])
-    counted = [inductor[name] for name in ("peak_counted", "products_ms", "bound_share")]
-    assert all(map(math.isnan, counted)), "what torch chose was not counted"

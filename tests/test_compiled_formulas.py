@@ -77,6 +77,7 @@ def test_an_mlp_of_a_fixed_number_of_tokens_up_to_1024_is_the_compilers():
     assert operators(mlp, (128,), save="input") == [True]
 
 
+@pytest.mark.long
 def test_cosines_that_all_layers_read_are_computed_once():
     def layers(q, k, angles):
         tables = angles.cos(), angles.sin()
@@ -90,21 +91,3 @@ def test_cosines_that_all_layers_read_are_computed_once():
     actual, [code] = run_and_get_code(compiled, q, k, angles)
     torch.testing.assert_close(actual, layers(q, k, angles))
     assert code.count(".cos()") + code.count("std::cos(") == 1
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_compiled_norm_is_that_of_eager(dtype):
-    """By a backend that runs the graph as it is; the eager one has no kernels here either."""
-    torch.compiler.reset()
-    x, weight = torch.randn(3, WIDTH).to(dtype), torch.randn(WIDTH).to(dtype)
-    actual = torch.compile(fusedlib.rms_norm, backend="eager", dynamic=False)(x, weight)
-    torch.testing.assert_close(actual, fusedlib.rms_norm(x, weight))
-
-
-@pytest.mark.parametrize("longest", [64, 200])
-def test_an_export_keeps_the_number_of_tokens_open(longest):
-    tokens = torch.export.Dim("tokens", min=2, max=longest)
-    norm = fusedlib.RMSNorm(WIDTH)
-    program = torch.export.export(norm, (torch.randn(1, 10, WIDTH),), dynamic_shapes=({1: tokens},))
-    x = torch.randn(1, 33, WIDTH)
-    torch.testing.assert_close(program.module()(x), norm(x))

@@ -1,6 +1,5 @@
 """Whole steps: their parts, who takes turns in a model, who is rejected, what compiles again."""
 
-import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -17,7 +16,7 @@ TINY = end_to_end.setting("cpu", batch_size=2, seconds=0.0, repetitions=3)
 
 
 @pytest.fixture(autouse=True)
-def small_models(monkeypatch, one_thread):
+def small_models(monkeypatch, one_thread, no_warm_compiler):
     tiny = transformer.config("nano", d_model=16, d_ff=32, num_heads=2, vocab_size=32)
     monkeypatch.setitem(transformer.SIZES, "nano", tiny)
     yield
@@ -59,13 +58,6 @@ def test_a_step_has_its_parts_and_its_work(precision):
     assert (row["flops"], row["tokens"]) == (transformer.flops(shape, 2, 8), 16)
 
 
-def test_the_optimizer_alone():
-    row = end_to_end.figures(end_to_end.optimizers(TINY, ["nano"])[0])
-    weights = Transformer(transformer.config("nano")).state_dict().values()
-    nbytes = sum(w.untyped_storage().nbytes() for w in weights)
-    assert row["least_bytes"] == 7 * nbytes and row["optimizer_median_ms"] > 0
-
-
 def test_rivals_share_weights_and_take_turns(entrants):
     entrants("mlp", fused=mlp.FusedMLP)
     rows = raced("mlp")
@@ -74,22 +66,6 @@ def test_rivals_share_weights_and_take_turns(entrants):
     for row in rows.values():
         assert row["status"] == "ok" and row["gradients_error"] < 1e-5
         assert len(row["both_samples_ms"]) == len(rows["eager"]["samples_ms"]) >= 3
-
-
-def test_what_one_rival_trains_all_have(entrants):
-    entrants("mlp", fused=mlp.FusedMLP)
-    eager, packed = end_to_end.races(TINY, "mlp", ["nano"], [8], ["fp32"])
-    shared = end_to_end.Setup(eager)
-    turns = [shared.check(case).turn(case) for case in (eager, packed)]
-    own = shared.own[0].gate_proj.weight
-    for turn in turns:
-        before = own.clone()
-        turn.prepare(1)
-        turn.run()
-        assert not torch.equal(own, before)
-        turn.reset()
-    weights = {id(p) for p in shared.trainer.optimizer.state}
-    assert id(own) in weights
 
 
 def test_linear_computes_every_projection_of_the_same_weights(monkeypatch):
@@ -155,33 +131,3 @@ def test_a_compiler_that_fails_says_why_and_eager_has_its_row(entrants):
     rows = raced("model")
     assert [rows[name]["status"] for name in ("eager", "broken")] == ["ok", "failed"]
     assert "no such backend" in rows["broken"]["reason"]
-
-
-def step_row(provider, precision, both_ms, step_ms, experiment="model", **more):
-    return {
-        "machine": "here", "set": "first", "experiment": experiment, "provider": provider,
-        "precision": precision, "model": "nano", "context_length": 16, "attention": "plain",
-        "device": "cpu", "device_type": "cpu", "device_name": "a CPU", "session": precision,
-        "both_median_ms": both_ms, "step_median_ms": step_ms, "flops": 2e9, **more,
-    }  # fmt: skip
-
-
-def test_rows_have_their_gains_and_their_share_of_the_peak():
-    rows = end_to_end.derive(pd.DataFrame([
-        step_row("eager", "fp32", 20.0, 30.0, "step"),
-        step_row("eager", "bf16 autocast", 5.0, 8.0, "step"),
-        step_row("eager", "fp32", 20.0, 30.0),
-        step_row("inductor", "fp32", 10.0, 20.0, compile_s=5),
-        {"machine": "here", "set": "first", "experiment": "ceiling", "ceiling": "gemm",
-         "dtype": "float32", "flops_per_s": 4e11, "device": "cpu", "device_type": "cpu"},
-    ]))  # fmt: skip
-    alone, cast, beside, compiled, _ = rows.to_dict("records")
-    assert (alone["execution"], compiled["execution"]) == ("eager", "inductor")
-    assert pd.isna(beside["execution"]), "it ran interleaved: another time than alone"
-    assert alone["mfu"] == pytest.approx(0.25), "of the product that was measured here"
-    assert cast["cast_gain"] == 4.0 and pd.isna(alone["cast_gain"])
-    assert compiled["repaid"] == 500 and pd.isna(beside["repaid"])
-    parts = end_to_end.by_section(rows)
-    both, step = (parts[parts["section"] == name] for name in ("both passes", "step"))
-    assert [*both["median_ms"]] == [20.0, 5.0, 20.0, 10.0]
-    assert not {*both["session"]} & {*step["session"]}, "a ratio is of the same section"

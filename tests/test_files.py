@@ -48,15 +48,6 @@ def test_no_row_of_a_file_that_somebody_edited_is_lost(tmp_path, edited):
     assert [row["a"] for row in read_objects(path)] == [1, 2, 3]
 
 
-def test_what_is_no_line_of_ours_is_left_to_people(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('[{"a":1},{"a":2}]')  # as pandas' to_json writes them
-    append(path, {"a": 3})
-    with pytest.raises(ResultsError, match="line 1 is not a JSON object"):
-        read_objects(path)
-    assert path.read_text() == '[{"a":1},{"a":2}]\n{"a": 3}\n'
-
-
 def full(*_):
     raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -124,10 +115,10 @@ def test_a_file_system_without_locks_is_measured_on(tmp_path, monkeypatch):
     assert read_objects(tmp_path / "rows.jsonl") == [{"a": 1}]
 
 
-def test_a_visitor_s_folder_ignores_itself_and_a_named_machine_s_does_not(tmp_path, monkeypatch):
-    for name, given in (("mine", None), ("card", "card")):
-        monkeypatch.delenv("FUSEDLIB_MACHINE", raising=False)
-        if given:
-            monkeypatch.setenv("FUSEDLIB_MACHINE", given)
-        with turn_on(tmp_path / name, "kernels"):
-            assert (tmp_path / name / ".gitignore").exists() == (given is None)
+def test_what_is_no_line_of_ours_is_left_to_people(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('[{"a":1},{"a":2}]')  # as pandas' to_json writes them
+    append(path, {"a": 3})
+    with pytest.raises(ResultsError, match="line 1 is not a JSON object"):
+        read_objects(path)
+    assert path.read_text() == '[{"a":1},{"a":2}]\n{"a": 3}\n'

@@ -27,11 +27,6 @@ def call(function: str, **arguments):
     return fresh.run(f"fresh_targets:{function}", arguments, timeout_s=limits.PROCESS_S)
 
 
-def test_the_answer_comes_from_another_process():
-    answer = call("add", a=2, b=3)
-    assert answer["sum"] == 5 and answer["pid"] != os.getpid()
-
-
 @pytest.mark.parametrize(
     ("function", "kind", "message"),
     [
@@ -55,12 +50,6 @@ def test_the_first_of_several_that_fails_ends_all_and_gives_the_reason(tmp_path)
         fresh.run_together("fresh_targets:sleep_or_fail", ways, timeout_s=limits.PROCESS_S)
     assert failed.value.figures == {"losses": [1.0]}
     assert not alive(int(note.read_text()))
-
-
-def test_several_processes_answer_in_order_and_live_until_the_last(tmp_path):
-    calls = [{"path": str(tmp_path), "at": at, "of": 2} for at in range(2)]
-    answers = fresh.run_together("fresh_targets:wait_for_others", calls, timeout_s=limits.PROCESS_S)
-    assert answers == [0, 1]
 
 
 def test_a_late_process_is_ended(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import torch
 import ahead
 
 pytest.importorskip("triton")
-from fusedlib.launch import DEFAULT_ARCHITECTURE, SHARED_MEMORY
+from fusedlib.launch import SHARED_MEMORY
 from fusedlib.ops import blocks
 from fusedlib.ops.matmul import function as matmul
 from fusedlib.ops.mlp import few_tokens, hopper
@@ -73,20 +73,6 @@ def test_kernels_fit_spill_nothing_and_use_the_card(family, archs, part):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "archs", "parts"), PROCESSES)
-def test_every_kernel_is_compiled(family, archs, parts):
-    for arch in archs:
-        found = [compiled(family, archs, f"{n}/{parts}")[arch] for n in range(parts)]
-        names = [row["name"] for rows in found for row in rows]
-        assert len(names) == len({*names}) == COUNTS[family][arch]
-
-
-def test_every_family_is_compiled_for_all_its_architectures():
-    chosen = {(family, arch) for family, archs, _ in PROCESSES for arch in archs}
-    assert chosen == {(family, arch) for family, counts in COUNTS.items() for arch in counts}
-
-
-@pytest.mark.slow
 def test_norms_and_rotations_fit_spill_nothing_and_load_by_16_bytes():
     rows = [row for of_one in ahead.kernels_ahead("rows", *ROWS).values() for row in of_one]
     assert {(r["name"], r["arch"]) for r in rows} >= {(n, a) for n in ROWS for a in ARCHITECTURES}
@@ -116,12 +102,6 @@ def test_a_packed_weight_and_a_pair_start_the_same_binaries(monkeypatch, inner):
         found["rows"].add(by_rows.launch.binary_key(0, *[x] * 4))
         found["columns"].add(by_columns.launch.binary_key(0, *[x] * 4))
     assert {name: len(keys) for name, keys in found.items()} == dict.fromkeys(found, 1)
-
-
-def test_tables_have_every_architecture():
-    for table in (swiglu.FORWARD, swiglu.BACKWARD, matmul.CONFIGS):
-        assert sorted(table) == ARCHITECTURES
-    assert min(ARCHITECTURES, key=SHARED_MEMORY.get) == DEFAULT_ARCHITECTURE
 
 
 RIGHT = {"arch": 90, "REG": 168, "STACK": 0, "shared": 200_000, "HGMMA": 8, "UTMALDG": 1}

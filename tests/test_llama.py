@@ -3,7 +3,6 @@
 import sys
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -14,7 +13,7 @@ from study import llama, operation, patched, race, rivals, run
 from study.llama import operations, steps
 from study.llama.training import Trajectory, loss_distances, wrong_gradients
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 TINY = {"model": "two layers", "dtype": "float32", "batch_size": 2, "context_length": 32,
         "device": "cpu"}  # fmt: skip
 TURNS = {"optimizer": False, "group": "arms", "repetitions": 2}
@@ -166,13 +165,6 @@ def test_memory_is_split_to_the_byte():
     assert sum(parts) == pytest.approx(2 * row["peak_mib"])  # itself among them
 
 
-@pytest.mark.parametrize("most", [4, 7, 8, 131])
-def test_the_furthest_is_found_between_what_fits_and_what_does_not(most):
-    assert steps.furthest(lambda count: count <= most, 4) == most
-    with pytest.raises(MemoryError, match="at 200 already"):
-        steps.furthest(lambda count: count <= most, 200)
-
-
 # --- does an arm train as Hugging Face does? ------------------------------------------------------
 
 LEARNING = {"model": "two layers", "batch_size": 4, "context_length": 16, "device": "cpu",
@@ -307,42 +299,6 @@ def test_exact_gradients_are_those_of_float64_rounded_once():
         torch.testing.assert_close(weight.grad, true[name].bfloat16(), rtol=2**-8, atol=0)
 
 
-def test_the_exact_loss_is_that_of_the_model_in_fp32_but_for_rounding():
-    model = patched.build("two layers", "float32", "cpu")
-    ids = patched.tokens("two layers", 2, 16, "cpu")
-    true = patched.ExactModel(model, ids).true["loss"]
-    loss = model(ids, labels=ids).loss.detach().double()
-    torch.testing.assert_close(loss, true, rtol=1e-5, atol=0)
-
-
-def test_an_error_that_is_missing_or_not_finite_is_the_largest():
-    names = {"parameters": ["a", "b"], "usual_errors": [0.1, 0.1], "dtype": "float32"}
-    errors = [[0.1, None], [0.1, 0.05], "NaN"]
-    rows = llama.derive(
-        pd.DataFrame([{**names, "gradient_errors": e, "provider": "fused"} for e in errors]
-                     + [{"provider": None, "gradient_errors": None}]).assign(
-            batch_size=1, context_length=2)
-    )  # fmt: skip
-    assert rows["worst_gradient"].tolist()[:3] == [float("inf"), 1.0, float("inf")]
-    assert rows["missed"].tolist()[:3] == [1, 0, 2]
-    assert rows[["worst_gradient", "missed"]].iloc[3].isna().all()
-
-
-def test_steps_and_peaks_come_apart_into_figures():
-    step = {
-        "provider": "fused-mlp",
-        "experiment": "step",
-        "median_ms": 2.0,
-        "activations_mib": 512.0,
-    }
-    peak = {"provider": "huggingface", "experiment": "memory", "peak_weights_mib": 1024.0}
-    rows = llama.derive(pd.DataFrame([step, peak]).assign(batch_size=4, context_length=500))
-    assert rows[["family", "switch"]].to_numpy().tolist() == [
-        ["fused", "MLP"], ["huggingface", "none"],
-    ]  # fmt: skip
-    assert rows[["tokens_per_s", "activations_gib"]].to_numpy()[0].tolist() == [1e6, 0.5]
-
-
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -369,19 +325,6 @@ def test_experiments_alone_on_a_gpu():
     assert [row["status"] for row in rows] == ["ok"] * 6
     assert not any(wrong_gradients(row) for row in rows[4:])
     assert all(row["peak_logits_mib"] > 0 for row in rows if row["experiment"] == "memory")
-
-
-@pytest.mark.gpu
-def test_fp32_on_a_gpu():
-    small = {"device": "cuda", "context_length": 128}
-    rows = [
-        row for precision in ("highest", "high")
-        for row in measured(
-            [patched.BASELINE, "liger", "fused"], "fp32", precision=precision, **small
-        ).values()
-    ]  # fmt: skip
-    failed = {(r["provider"], r["reason"]) for r in rows if r["status"] != "ok"}
-    assert {name for name, _ in failed} <= {"liger"}, failed
 
 
 # --- operations alone -----------------------------------------------------------------------------
@@ -510,26 +453,6 @@ def test_a_wrong_operation_gets_no_time_and_harms_nobody(name, soon, monkeypatch
     for row in (row for row in rows if row["provider"] == name):
         assert row["status"] == "wrong" and "median_ms" not in row
         assert BROKEN[name] in row["reason"]
-
-
-def test_what_says_that_it_writes_in_place_has_operands_of_its_own(soon, monkeypatch, graphed):
-    register(monkeypatch, "greedy", "in place")
-    seeds, draw = [], operations.draw
-    monkeypatch.setattr(operations, "draw", lambda *of: seeds.append(of[1]) or draw(*of))
-    rows = raced(graphed("norm", ["greedy", "fused"]))
-    assert {row["status"] for row in rows} == {"ok"}
-    assert all(row["d_x_error"] < 1e-6 for row in rows)
-    assert seeds == [*range(operations.SETS), *range(operations.SETS)]
-
-
-def test_a_rival_may_read_one_half_of_cos_and_sin_alone(soon, monkeypatch):
-    def by_halves(q, k, cos, sin):
-        cos, sin = (torch.cat(2 * [table.chunk(2, -1)[0]], -1) for table in (cos, sin))
-        return operations.plain_rope(q, k, cos, sin)
-
-    register(monkeypatch, "halves", task="rope", compute=by_halves)
-    rows = raced(operations.cases("rope", ["halves"], **SMALL))
-    assert [row["status"] for row in rows] == ["ok", "ok"]
 
 
 def test_work_by_hand():

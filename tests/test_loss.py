@@ -29,7 +29,7 @@ from fusedlib import (
     tuning,
 )
 from fusedlib.ops.loss import function
-from gradient_checks import Named, close, same
+from gradient_checks import Named, same
 from interpreter import INTERPRETED, passed_in_the_interpreter
 from study.allocator import passed
 
@@ -234,17 +234,6 @@ def test_a_banned_token_adds_nothing(device):
     actual, wanted = both
     torch.testing.assert_close(actual[:3], wanted[:3], rtol=1e-5, atol=1e-5)
     assert not actual[3][3].any() and not actual[4][3].any()
-
-
-@pytest.mark.plain
-def test_log_probs_are_minus_the_loss_and_entropies_only_where_wanted(device):
-    leaves, tokens, _ = drawn(device, "float32", bias=True)
-    given = {**leaves, "softcap": 2.0}
-    log_probs = linear_log_probs(**given, tokens=tokens).log_probs
-    losses = linear_cross_entropy(**given, target=tokens, reduction="none")
-    assert close([log_probs], [-losses]) and not torch.signbit(log_probs[tokens == -100]).any()
-    alone, *others = linear_log_probs(**given, tokens=tokens, entropy=False)
-    assert others == [None] * 3 and same([alone], [log_probs])
 
 
 # --- accuracy ------------------------------------------------------------------------------------
@@ -462,50 +451,6 @@ def test_a_pass_takes_the_planned_memory(device, monkeypatch, shape, rows, reduc
     plan = function.slices if reduction == "none" else function.plan
     planned = plan(tokens, leaves["weight"], memory=rows * 4096).memory
     assert planned <= rows * 4096 and planned <= over <= planned + 64 * tokens
-
-
-def test_plans_of_a_large_vocabulary():
-    """8192 tokens; bytes in MiB, of which 250.5 are 1024 tokens' logits in half precision."""
-    least, balanced = function.LEAST, function.BALANCED
-    half, single = torch.bfloat16, torch.float32
-    wanted = [
-        # width, dtype, memory, rows, sums, MiB
-        (1024, half, least, 2048, single, 751.5), (1024, half, balanced, 2048, single, 751.5),
-        (2048, half, least, 2048, single, 1002), (2048, half, balanced, 4096, single, 1503),
-        (2048, half, 2004 * 2**20, 8192, half, 2004),
-        (2048, half, 2004 * 2**20 - 1, 4096, single, 1503),
-        (2048, half, 1002 * 2**20, 2048, single, 1002),
-        (4096, half, least, 8192, half, 2004), (4096, half, balanced, 8192, half, 2004),
-        (2048, torch.float16, balanced, 4096, single, 1503),
-        (4096, torch.float16, balanced, 8192, single, 3006),
-        (4096, torch.float16, least, 4096, single, 2004),
-        (2048, single, balanced, 1024, single, 501),
-        (2048, single, 4008 * 2**20, 8192, single, 4008),
-    ]  # fmt: skip
-    for width, dtype, memory, rows, sums, mebibytes in wanted:
-        weight = torch.empty(128256, width, dtype=dtype, device="meta")
-        actual = function.plan(8192, weight, memory=memory)
-        assert actual == (rows, sums, mebibytes * 2**20), (width, dtype, memory, actual)
-    assert function.plan(8192, weight.bfloat16(), False) == (2048, half, 501 * 2**20)
-    odd = torch.empty(50257, 4096, dtype=half, device="meta")  # its rows of logits are padded
-    assert function.plan(8192, odd, memory=function.LEAST).rows == 8192
-
-
-def test_slices_of_a_large_vocabulary():
-    """8192 tokens; logits of 475 pieces of 64 classes, and 2 bytes an element of d_hidden more."""
-    for width, dtype, memory, classes, sums, mebibytes in (
-        (4096, torch.bfloat16, function.BALANCED, 30400, torch.float32, 475 + 64),
-        (2048, torch.bfloat16, function.LEAST, 30400, torch.float32, 475 + 32),
-        (4096, torch.bfloat16, 2374 * 2**20, 151936, torch.bfloat16, 2374),
-        (4096, torch.float16, 128 * 2**20, 4032, torch.float32, 128),
-        (4096, torch.float32, function.BALANCED, 15200, torch.float32, 475),
-    ):
-        weight = torch.empty(151936, width, dtype=dtype, device="meta")
-        actual = function.slices(8192, weight, memory)
-        assert actual == (classes, sums, mebibytes * 2**20), (width, dtype, memory, actual)
-    assert function.slices(0, weight).rows == 151936
-    with pytest.raises(ValueError, match=r"at least 1048576 bytes for the losses of 8192 tokens"):
-        function.slices(8192, weight, 2**20 - 1)
 
 
 def over_the_gradients(leaves, run: Callable[[], object]) -> tuple[int, int]:

@@ -162,12 +162,6 @@ def test_what_stands_on_make_s_command_line_reaches_the_program_and_no_variable_
     assert clone.make(*given, **theirs).stdout == f"ran: -m press {ran}\n"
 
 
-def test_make_passes_a_failure_on(clone):
-    script(clone.pip, '#!/bin/sh\ncase "$*" in *pip*|*-c*) exit 0 ;; *) exit 1 ;; esac\n')
-    assert clone.make("setup").returncode == 0
-    assert clone.make("report").returncode != 0
-
-
 @pytest.mark.parametrize("venv", ["VENV=", "VENV=.venv"])
 @pytest.mark.parametrize("name", ["a $HOME b", '"quoted" it\'s $(pwd) `pwd` \\'])
 def test_a_clone_in_any_folder_runs_its_own_code(tmp_path, name, venv):

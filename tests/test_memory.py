@@ -1,7 +1,5 @@
 """What is counted of an MLP: by hand, and against every allocation of the CPU's allocator."""
 
-import inspect
-import json
 import re
 from dataclasses import replace
 
@@ -11,12 +9,12 @@ import torch
 from fusedlib import reference
 from fusedlib.bench.attempt import Attempt
 from fusedlib.ops.mlp import function as functional
-from study import calculator, ledger, memory, mlp, paths, rivals
-from study.allocator import OF_PASS, kept, mib_of, passed, peak, watching
+from study import calculator, ledger, memory, rivals
+from study.allocator import OF_PASS, mib_of, passed
 from study.errors import SizesError
 from study.lean import LeanMLP
 from study.ledger import LEDGERS, D, W
-from study.mlp import MODULE, PLAIN_PATH, TASK, SwiGLUProblem, draw
+from study.mlp import PLAIN_PATH, TASK, SwiGLUProblem, draw
 from study.models.transformer import SIZES
 from study.rivals import Workload
 from study.rows import load
@@ -56,16 +54,6 @@ def test_kept_and_peak_by_hand(name):
     assert ledger.total(book.peak(LLM)[1]).mib(LLM) == peak
 
 
-@pytest.mark.parametrize(
-    ("path", "dtype"), [("kernels", "bfloat16"), ("kernels", "float32"), (PLAIN_PATH, "float32")]
-)
-@pytest.mark.parametrize("name", LEDGERS)
-def test_every_ledger_ends_with_y_and_all_gradients(name, path, dtype):
-    *_, (what, held) = ledger.of(name, path, dtype).moments()
-    assert what == "end"
-    assert ledger.total(held) == D * 2 + W * 3
-
-
 @pytest.mark.parametrize("shape", [TOKENS_DECIDE, WEIGHTS_DECIDE])
 def test_eager_on_the_cpu_holds_what_is_counted(shape):
     saved, step = (memory.figures(c) for c in alone(shape))
@@ -96,18 +84,6 @@ def test_a_stack_holds_at_least_what_is_counted(shape):
     for case in stacks(shape, [1, 3]):
         actual, counted = memory.figures(case)["total_peak_mib"], memory.counted_mib(case)
         assert 1 <= actual / counted < 1.7
-
-
-def test_what_is_kept_and_the_peak_of_work_on_a_host_are_those_of_its_tensors():
-    x, w = torch.randn(64, 128, requires_grad=True), torch.randn(256, 128, requires_grad=True)
-    assert kept(lambda: torch.relu(x @ w.mT), [x, w]) == [(64 * 256 * 4, "64·256 float32")]
-
-    def work():
-        one = torch.empty(1 << 20)
-        del one
-        return torch.empty(1 << 18)
-
-    assert peak(work, "cpu") == 4.0
 
 
 def test_what_a_backward_leaves_behind_is_no_gradient():
@@ -145,16 +121,6 @@ def test_a_rival_without_a_gradient_is_wrong_and_has_no_figures(monkeypatch):
     actual = Attempt.at(memory.figures, alone("8·16·16", "liger")[0])
     assert actual.status == "wrong" and "no gradient arrived at w_down" in actual.reason
     assert "saved_mib" not in actual.figures
-
-
-def test_a_stack_of_layers_that_compute_something_else_is_wrong(monkeypatch):
-    def build(own):
-        return mlp.FunctionMLP(own, lambda x, *weights: reference.swiglu_mlp(x, *weights) + x)
-
-    forged = replace(rivals.get(MODULE, "eager"), build=build)
-    monkeypatch.setitem(rivals.RIVALS, (MODULE, "eager"), forged)
-    case = stacks(WEIGHTS_DECIDE, [2])[0]
-    assert Attempt.at(memory.figures, case).status == "wrong"
 
 
 def test_what_cannot_fit_is_not_tried_and_says_so():
@@ -279,23 +245,3 @@ def test_the_solution_of_the_exercise_is_right_and_peaks_below_pytorch(only_x):
             "pytorch": lambda: reference.swiglu_mlp(*leaves)}  # fmt: skip
     held = {n: passed(way, torch.ones_like(leaves[0])).figures() for n, way in ways.items()}
     assert held["lean"]["peak_mib"] < held["pytorch"]["peak_mib"]
-
-
-def test_the_notebook_shows_the_solution_as_it_is():
-    cells = json.loads((paths.NOTEBOOKS / "04_memory.ipynb").read_text(encoding="utf-8"))["cells"]
-    [text] = ["".join(c["source"]) for c in cells if c["id"] == "solution"]
-    shown = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    assert shown and shown[1] in inspect.getsource(LeanMLP)
-
-
-def test_phases_have_one_width_each_and_what_was_held():
-    with watching(torch.device("cpu")) as watch:
-        watch.mark("a")
-        first = torch.empty(2**18)
-        watch.mark("b")
-        more = [torch.empty(2**18) for _ in range(5)]
-        watch.mark("c", "weights", [first, *more])
-    held = watch.phases("a", "b", "c")
-    assert held.index.min() >= 0 and held.index.max() <= 2 and held.index.is_monotonic_increasing
-    assert held["weights"].iloc[-1] == pytest.approx(6, abs=0.01)
-    assert held["weights"][held.index <= 1].max() <= 2

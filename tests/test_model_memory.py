@@ -1,6 +1,5 @@
 """Formulas of a model's memory against what autograd and a CPU's allocator hold, to the byte."""
 
-import pandas as pd
 import pytest
 import torch
 
@@ -66,13 +65,6 @@ def test_a_block_by_hand():
     assert activations.tensor_bytes(shape, "bf16", 2) == 2 * 5 * 8 * 2
 
 
-def test_autocast_s_softmax_is_fp32_on_a_gpu_only():
-    shape = transformer.config("nano", attention="plain")
-    gpu, cpu = (activations.saved_bytes(shape, "bf16 autocast", d) for d in ("cuda", "cpu"))
-    weights = shape.num_layers * 4 * shape.num_heads * shape.context_length**2
-    assert gpu - cpu == 4 * weights
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("mode", model_memory.MODES)
 def test_a_watched_pass_peaks_where_the_formula_says(mode, precision):
@@ -115,19 +107,6 @@ def test_checkpoints_leave_every_gradient_as_it_is(precision):
         assert model_memory.gradient_error(actual, true) == 0.0
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=str)
-def test_blocks_run_as_often_as_the_plan_says(plan):
-    one = program("fp32", model="micro", context=8)
-    calls = []
-    for block in one.model.blocks:
-        block.register_forward_pre_hook(lambda *_: calls.append(1))
-    one.run(plan)
-    lengths = [len(segment) for segment in plan.segments(one.shape.num_layers)]
-    # Nested, a segment's last block has no follower that waits for its output.
-    twice = sum(n - 1 for n in lengths) if plan.kind == "nested" else 0
-    assert len(calls) == one.shape.num_layers + sum(lengths) + twice
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_what_a_plan_holds_is_the_formula(plan, precision):
@@ -164,40 +143,3 @@ def test_a_plan_with_another_gradient_gets_no_time(monkeypatch, factor):
     figures, status, reason = outcome(measure, segments)
     assert status == "wrong" and "gradients" in reason
     assert "median_ms" not in figures and "peak_mib" in figures
-
-
-# --- what follows from rows ----------------------------------------------------------------------
-
-
-def plan_rows(**statuses):
-    """Rows of plans of one small model: a GiB and a second more each, by hand."""
-    return pd.DataFrame([
-        {**one, "status": statuses.get(one["provider"].split()[0], "ok"),
-         "peak_mib": (n + 1) * 1024.0, "ratio": None if one["provider"] == "none 0" else 1 + n / 10}
-        for n, one in enumerate(plans([1, 2], [2], [1]))
-    ])  # fmt: skip
-
-
-def test_a_plan_has_a_name_and_its_peak_a_count():
-    rows = model_memory.derive(plan_rows()).set_index("plan_name")
-    assert rows.loc["every 2 blocks, nested", ["plan", "blocks"]].tolist() == ["nested", 2]
-    assert rows.loc["every block", ["peak_gib", "setting"]].tolist() == [2.0, "nano, 8 tokens"]
-    assert [*rows.index] == [
-        "no checkpoint", "every block", "every 2 blocks", "first block", "every 2 blocks, nested",
-    ]  # fmt: skip
-    over = (
-        rows["peak_gib"]
-        * 1024
-        / [model_memory.counted_mib(c) for c in plan_rows().to_dict("records")]
-    )
-    assert rows["over"].tolist() == pytest.approx((over - 1).tolist())
-
-
-@pytest.mark.parametrize(
-    ("status", "time"), [("ok", 1.0), ("oom", None), ("oom (predicted)", None)]
-)
-def test_no_checkpoint_is_one_where_it_ran(status, time):
-    rows = model_memory.derive(plan_rows(none=status)).set_index("plan_name")
-    first = rows.loc["no checkpoint", "ratio"]
-    assert first == time if time else pd.isna(first)
-    assert rows.loc["every block", "ratio"] == 1.1

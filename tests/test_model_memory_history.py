@@ -1,10 +1,9 @@
 """An allocator's history: a trace read, categories that add up, and what a peak is of."""
 
 import pytest
-import torch
 
 from study import allocator
-from study.allocator import CATEGORIES, History, watching
+from study.allocator import CATEGORIES, History
 
 
 def a_pass():
@@ -28,14 +27,6 @@ def test_every_block_is_what_its_address_was_known_to_be():
         1: "weights", 2: "activations", 3: "activations", 4: "temporaries", 5: "gradients",
         6: "optimizer", 7: "temporaries", 8: "other",
     }  # fmt: skip
-
-
-def test_an_address_that_comes_again_is_another_block():
-    watched = History([(1, 8), (1, 0), (1, 16), (1, 4)], {"built": 1})
-    actual = allocator.classify(watched, [("built", "weights", {1})], [])
-    assert [(b.nbytes, b.start, b.end, b.category) for b in actual] == [
-        (8, 0, 1, "weights"), (16, 2, 3, "temporaries"), (4, 3, None, "other"),
-    ]  # fmt: skip
 
 
 def test_categories_add_up_to_what_is_held_at_every_moment():
@@ -78,20 +69,3 @@ def test_a_trace_is_read_with_its_moments():
 def test_a_trace_that_was_cut_off_is_refused():
     with pytest.raises(ValueError, match="lacks the moments end"):
         allocator.read_trace([alloc(1, 4, "_sentinel")], ["built", "end"])
-
-
-# --- what a CPU tells ----------------------------------------------------------------------------
-
-
-def test_a_cpu_s_history_has_every_block_and_moment():
-    with watching(torch.device("cpu")) as watch:
-        kept = torch.empty(1000)
-        watch.mark("kept")
-        gone = torch.empty(500)
-        del gone
-        watch.mark("gone")
-    actual = allocator.blocks(watch.history)
-    at = watch.history.moments
-    assert [b.nbytes for b in actual if b.lives(at["kept"])] == [4 * kept.numel()]
-    assert [b.nbytes for b in actual if b.lives(at["gone"])] == [4 * kept.numel()]
-    assert 2000 in [b.nbytes for b in actual]

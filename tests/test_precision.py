@@ -1,19 +1,10 @@
 """What torch itself does, linear layers, a row and its neighbours, and what pictures show."""
 
-import pandas as pd
 import pytest
 import torch
 
 from outcomes import outcome
 from study import precision, settings, token_bits
-
-NEW = ("adds", "torch_setting")
-
-
-def measured(experiment, **sizes):
-    """The figures of an experiment's cases on the host, by their fields that differ."""
-    cases = [c for c in precision.cases(device="cpu", **sizes) if c["experiment"] == experiment]
-    return [(case, precision.MEASURES[experiment](case)) for case in cases]
 
 
 def test_every_experiment_is_measured():
@@ -47,23 +38,6 @@ def test_matmul_settings_are_put_back():
     assert now() == before
 
 
-def test_torch_sum_accumulates_wider_than_its_terms():
-    figures = {
-        c["provider"]: found["error_in_roundoffs"]
-        for c, found in measured("torch_sum", max_terms=20_000)
-        if (c["dtype"], c["n_terms"]) == ("bf16", 20_000)
-    }
-    assert figures["torch.sum"] < 1 < 100 < figures["one by one"]
-
-
-def test_linear_layers_err_by_their_sums_alone():
-    for case, figures in (
-        (c, precision.measure_linear(c)) for c in precision.linears([512], 64, "cpu")
-        if c["provider"] != "triton-tf32x3"
-    ):  # fmt: skip
-        assert figures["relative_error"] < 1e-6, case
-
-
 def test_a_row_is_compared_with_itself_alone_elsewhere_and_beside_others(monkeypatch):
     """Operations whose row depends on the batch's size, its place, the others' values, or none."""
     size = lambda x, weight: x * (1 + len(x))  # noqa: E731
@@ -89,16 +63,6 @@ def test_a_split_product_errs_less_than_fp32_s_and_tf32_more():
         for c in precision.linears([4096], 1024, "cuda") if c["distribution"] == "normal"
     }  # fmt: skip
     assert errors["linear", "highest"] < errors["eager", "highest"] < errors["eager", "high"]
-
-
-def test_derived_columns_name_products_and_how_they_were_added():
-    rows = precision.derive(pd.DataFrame([
-        {"experiment": "torch_matmul", "provider": 'precision "high"', "dtype": "fp32"},
-        {"experiment": "tensor_core", "provider": "promoted", "dtype": "fp16", "k": 16},
-    ]))  # fmt: skip
-    assert rows["torch_setting"].iloc[0] == 'fp32, "high"'
-    assert rows["adds"].iloc[1] == "promoted"
-    assert rows[list(NEW)].notna().sum().tolist() == [1] * 2
 
 
 def test_a_model_whose_tokens_see_others_is_noticed(monkeypatch):

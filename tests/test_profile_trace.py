@@ -1,16 +1,13 @@
 """How a trace is read, and what the rows of the topic profile hold."""
 
 import json
-import math
 from collections import Counter
 from contextlib import nullcontext
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 import torch
 
-from fusedlib.bench.attempt import Unavailable
 from study import paths, profile, trace
 from study.models import transformer
 
@@ -141,13 +138,6 @@ def test_launches_give_kernels_their_sections_whatever_thread_issued_them():
     }  # fmt: skip
 
 
-def test_a_kernel_without_a_launch_is_counted_where_it_began():
-    events = [e for e in gpu() if not (e.get("cat") == "cuda_runtime"
-                                       and e["args"]["correlation"] == 3)]  # fmt: skip
-    actual = trace.parse(events)
-    assert len(actual.pieces) == 7 and len(actual.during("forward")) == 2
-
-
 def test_the_classes_of_all_sections_add_up_to_the_step():
     apart = profile.taken_apart(trace.parse(gpu()))
     assert apart["kernels_ms"] == 0.45 and apart["profiled_kernels"] == 5
@@ -157,14 +147,6 @@ def test_the_classes_of_all_sections_add_up_to_the_step():
         ("backward", "GEMM"): (1, 0.2), ("backward", "copy and cast"): (1, 0.1),
         ("optimizer", "optimizer"): (1, 0.03),
     }  # fmt: skip
-
-
-def test_parts_are_those_of_all_blocks():
-    assert profile.parts(trace.parse(gpu())) == [
-        ["forward", "block/attention/scores", 2, 0.18],
-        ["forward", "block/attention/softmax", 1, 0.02],
-        ["forward", "block/attention/values", 0, 0],
-    ]
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -205,52 +187,7 @@ def test_a_step_is_clocked_by_the_one_clock():
     assert "kernels_ms" not in figures
 
 
-def test_kernels_are_a_gpu_s():
-    with pytest.raises(Unavailable, match="CUDA GPU"):
-        profile.available(case_of(32, "fp32"))
-
-
 # --- what follows from rows -----------------------------------------------------------------------
-
-
-def derived(**changes):
-    """A step and its profile of one set: 8 ms of kernels in 10 ms, three of them products."""
-    case = {"machine": "H200", "set": "one", "model": "small", "precision": "fp32", "status": "ok",
-            "context_length": 256, "attention": "plain", "provider": "eager"}  # fmt: skip
-    step = {**case, "experiment": "step", "step_median_ms": 10.0, "issue_ms": 4.0}
-    classes = [["inference", "GEMM", 1, 9.0], ["forward", "GEMM", 1, 1.0],
-               ["backward", "GEMM", 2, 2.0], ["backward", "indexing", 1, 1.0],
-               ["optimizer", "optimizer", 1, 4.0]]  # fmt: skip
-    parts = [["forward", "block/attention/scores", 1, 0.3],
-             ["forward", "block/attention/values", 1, 0.1],
-             ["forward", "block/attention/softmax", 1, 0.2],
-             ["backward", "block/attention/softmax", 1, 5.0]]  # fmt: skip
-    profiled = {**case, "experiment": "profile", "kernels_ms": 8.0, "classes": classes,
-                "parts": parts, **changes}  # fmt: skip
-    return profile.derive(pd.DataFrame([step, profiled])).query("experiment == 'profile'")
-
-
-def test_beside_a_profile_stands_its_set_s_step():
-    [row] = derived().to_dict("records")
-    assert (row["step_ms"], row["issue_ms"], row["busy"], row["pace"]) == (10.0, 4.0, 0.8, "CPU")
-    assert (row["products_ms"], row["optimizer_ms"], row["others_ms"]) == (3.0, 4.0, 5.0)
-    [other] = derived(set="another").to_dict("records")
-    assert math.isnan(other["step_ms"]) and math.isnan(other["busy"]) and other["pace"] is None
-
-
-def test_the_softmax_is_held_beside_both_products_and_what_counting_says():
-    [row] = derived().to_dict("records")
-    assert row["softmax_ratio"] == pytest.approx(0.5)
-    assert row["flops_ratio"] == pytest.approx(5 / 256)
-    assert row["bytes_ratio"] == pytest.approx(8 / (4 * (2 + 1)))
-    [fused] = derived(attention="sdpa", parts=[]).to_dict("records")
-    assert math.isnan(fused["softmax_ratio"]) and math.isnan(fused["flops_ratio"])
-
-
-def test_classes_and_idle_time_add_up_to_the_step():
-    shares = profile.by_class(derived()).set_index("class")["step_share"].to_dict()
-    assert sum(shares.values()) == pytest.approx(1)
-    assert shares["GEMM"] == 0.3 and shares["others"] == 0.1 and shares["GPU idle"] == 0.2
 
 
 def test_the_notebook_s_busy_share_counts_no_kernel_that_waits_for_other_gpus(monkeypatch):

@@ -147,22 +147,6 @@ def test_a_working_tree_beside_its_repository_has_its_commit(cloned, monkeypatch
     assert provenance.commit() == (head, False)
 
 
-def test_new_code_is_seen_where_the_user_s_git_hides_it(cloned, monkeypatch, tmp_path_factory):
-    config = tmp_path_factory.mktemp("home") / "config"
-    config.write_text("[status]\n\tshowUntrackedFiles = no\n")
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
-    (cloned / "notebooks/new").mkdir()
-    (cloned / "notebooks/new/kernel.py").write_text("")
-    assert provenance.commit()[1] is True
-    assert provenance.changed() == ["notebooks/new/kernel.py"]
-
-
-@pytest.mark.parametrize("content", ["", "{", "\0"])
-def test_a_damaged_code_json_counts_as_none(code, content):
-    (code / provenance.PACKED).write_text(content)
-    assert provenance.packed() == {} and provenance.commit() == (None, None)
-
-
 def carried(code: Path) -> str:
     """The checkout as it is carried: packed, then without git; its commit."""
     head = git("rev-parse", "HEAD", at=code).strip()
@@ -183,13 +167,6 @@ def test_without_git_the_commit_is_the_packed_one_and_a_file_that_differs_makes_
     forget()
     assert provenance.commit() == (head, True)
     assert provenance.changed() == ["notebooks/helper.py"]
-
-
-def test_where_git_knows_the_commit_an_old_code_json_is_not_believed(cloned):
-    head = git("rev-parse", "HEAD", at=cloned).strip()
-    (cloned / provenance.PACKED).write_text(json.dumps({"commit": head, "files": {}}))
-    assert provenance.packed() == {}
-    assert provenance.commit() == (head, False)
 
 
 def test_a_copy_with_git_of_another_commit_is_the_packed_one(cloned):

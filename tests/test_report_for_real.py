@@ -12,7 +12,7 @@ import visitor
 from page_checks import loads
 from press import run
 
-NAMES = "03_clock"
+NAMES = "06_attention"
 
 
 def make_report(folder: Path) -> subprocess.CompletedProcess:

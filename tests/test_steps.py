@@ -31,20 +31,3 @@ def test_the_full_step_learns():
     trainer.step()
     after = list(trainer.model.parameters())
     assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
-
-
-def test_sizes_in_one_process_go_on_after_one_that_does_not_fit(monkeypatch):
-    real = trainers.TransformerTrainer
-
-    def limited(model, **options):
-        if model == "micro":
-            raise torch.OutOfMemoryError("CUDA out of memory.\nadvice")
-        return real(model=model, **options)
-
-    monkeypatch.setattr(first_step, "TransformerTrainer", limited)
-    runs = first_step.in_one_process(
-        ["nano", "micro", "nano"], steps=2, direction="forward", **PROBLEM
-    )
-    assert ["oom" in r for r in runs] == [False, True, False]
-    assert [r["position"] for r in runs] == [1, 2, 3]
-    assert runs[1]["oom"] == "CUDA out of memory."

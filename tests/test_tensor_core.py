@@ -80,37 +80,6 @@ def test_aligned_model_vs_fractions(together: int, extra: int):
     assert out.tolist() == wanted
 
 
-@pytest.mark.parametrize(
-    ("small", "kept"), [(2.0**-25, 2.0**-25), (2.0**-26, 0.0), (3 * 2.0**-26, 2.0**-25)]
-)
-def test_aligned_model_of_one_group_by_hand(small: float, kept: float):
-    # Two halves and two small numbers: in fp32's last place only what is not cut off can add up.
-    left = torch.tensor([[0.5, 0.5, small, small]])
-    out = tensor_core.aligned(left, torch.ones(4, 1), 4, extra_bits=2)
-    unit = 2.0**-23
-    assert out.item() == 1.0 + math.floor(2 * kept / unit) * unit
-    assert tensor_core.aligned(left, torch.ones(4, 1), 4, extra_bits=9).item() >= out.item()
-
-
-def test_the_bits_tell_how_many_are_cut_off():
-    left, right = tensor_core.operands("uniform", "fp16", 1024, 16, "cpu")
-    chopped, fewer = (tensor_core.aligned(left, right, 16, extra_bits=n) for n in (2, 1))
-    assert (fewer == chopped).double().mean() < 0.2
-
-
-def test_errors_vs_a_worked_example():
-    ref = torch.tensor([[2.0, -2.0, 0.0, 1.0]], dtype=torch.float64)
-    out = torch.tensor([[1.0, -1.0, 0.0, 1.5]])
-    assert tensor_core.errors(out, ref) == {"relative_error": 0.5, "toward_zero_share": 0.5}
-
-
-def test_operand_products_are_exact_in_fp32():
-    for dtype in tensor_core.DTYPES:
-        left, right = tensor_core.operands("normal", dtype, 16, 64, "cpu")
-        product = left.float()[:, :1] * right.float()[:1]
-        assert torch.equal(product.double(), left.double()[:, :1] * right.double()[:1])
-
-
 @pytest.mark.skipif(tensor_core.has_tensor_cores(), reason="there is a GPU with tensor cores")
 def test_without_a_gpu_the_cases_are_unavailable():
     case = precision.tensor_cores(16)[0]

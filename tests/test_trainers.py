@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fusedlib.bench import timing
-from fusedlib.bench.turns import Turn
 from study import trainers
 
 LIMITS = {"seconds": 0.5, "steps": 10}
@@ -77,35 +76,11 @@ def test_it_waits_until_a_jump_of_the_pace_is_over(simulated):
     assert min(row["step_samples_ms"]) == pytest.approx(44.0)
 
 
-def test_a_pace_that_never_rests_is_not_settled(simulated):
-    row = trainers.measure(simulated(lambda n: 10.0 + n), **LIMITS)
-    assert not row["settled"]
-    assert row["step_n"] >= trainers.BLOCKS * LIMITS["steps"], "it is measured all the same"
-
-
 @pytest.mark.parametrize("host_ms", [44.0, 30.0, 26.6])
 def test_a_step_takes_as_long_as_the_slower_of_host_and_card(simulated, host_ms):
     row = trainers.measure(simulated(28.4, host_ms), **LIMITS)
     assert row["issue_ms"] == pytest.approx(host_ms)
     assert row["step_median_ms"] == pytest.approx(max(host_ms, 28.4))
-
-
-def test_a_turn_is_the_same_step_as_a_measured_one(simulated):
-    clocked = simulated(30.0)
-    clocked.model = torch.nn.Linear(2, 2)
-    clocked.model.weight.grad = torch.ones(2, 2)
-    prepared = []
-    turn = trainers.turn(clocked, lambda: prepared.append(clocked.issued), steps=3)
-    assert isinstance(turn, Turn)
-    for _ in range(3):
-        turn.reset()
-        turn.prepare(1)
-        actual = turn.run()
-    assert clocked.model.weight.grad is None
-    assert prepared == [0, 1, 2 + 3], "one step, then turns of several and their first"
-    assert actual["total"] == actual["step"] == pytest.approx(30.0)
-    assert actual["forward"] == pytest.approx(9.0)
-    assert turn.figures == {"issue_ms": pytest.approx(1.0)}
 
 
 @pytest.mark.parametrize(
@@ -126,24 +101,3 @@ def test_on_a_cpu_it_times_real_steps(one_thread):
     assert row["step_median_ms"] > 0.9 * sum(sections)
     assert row["step_n"] == 2 * trainers.BLOCKS
     assert trainers.peaks(trainer) == {}, "no allocator to ask"
-
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-
-
-@needs_cuda
-def test_a_tiny_model_on_a_card_waits_for_its_host():
-    trainer = trainers.TransformerTrainer("nano", "step", "cuda", "fp32", 1, 16, "plain")
-    row = trainers.measure(trainer, **LIMITS)
-    assert row["issue_ms"] > 0.9 * row["step_median_ms"]
-    sections = sum(row[f"{name}_median_ms"] for name in PARTS)
-    assert 0.5 * row["step_median_ms"] < sections <= 1.05 * row["step_median_ms"]
-
-
-@needs_cuda
-def test_peaks_before_the_optimizer_are_below_those_of_the_step():
-    trainer = trainers.TransformerTrainer("nano", "step", "cuda", "fp32", 2, 16, "plain")
-    trainer.step()
-    actual = trainers.peaks(trainer)
-    assert 0 < actual["held_mib"] < actual["both_peak_mib"] <= actual["peak_mib"]
-    assert not trainer.optimizer._optimizer_step_pre_hooks

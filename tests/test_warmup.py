@@ -1,42 +1,8 @@
 """First steps: what is derived of series and of published means, and how a process is measured."""
 
-import numpy as np
-import pandas as pd
 import pytest
 
-from study import first_step, warmup
-from study.warmup import after_warmup, derive
-
-SERIES = [32.0, 4.0, *[2.0] * 18]
-LINE = {"experiment": "steps", "direction": "forward+backward", "isolation": "fresh"}
-PROBLEM = {
-    "device": "cpu", "precision": "fp32", "batch_size": 2, "context_length": 16,
-    "attention": "plain",
-}  # fmt: skip
-
-
-def rows(*series):
-    lines = [LINE | {"samples_ms": s} for s in series]
-    return derive(pd.DataFrame(lines))
-
-
-def test_a_first_step_stands_above_the_late_ones():
-    [row] = rows(SERIES).to_dict("records")
-    assert (row["late_ms"], row["extra_ms"], row["added_ms"]) == (2.0, 30.0, 3.0)
-    assert row["over_late"] == pytest.approx((32 + 4 + 8 * 2) / 10 / 2)
-
-
-def test_each_number_of_warm_up_steps_leaves_ten():
-    left = after_warmup(rows(SERIES), 0, 1, 2).set_index("warmup_steps")
-    assert left["mean_ms"].to_dict() == pytest.approx({0: 5.2, 1: 2.2, 2: 2.0})
-    assert left["std_ms"][1] == pytest.approx(np.std([4.0, *[2.0] * 9], ddof=1))
-    assert after_warmup(rows(SERIES), 11).empty, "nine steps are no ten"
-
-
-def test_stages_cover_the_way_to_a_settled_step():
-    actual = first_step.stages(model="nano", direction="step", **PROBLEM)
-    assert set(actual) == set(warmup.STAGES)
-    assert min(actual.values()) > 0
+from study import warmup
 
 
 def series_of(isolation):

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tomllib
 import zipfile
 from importlib import metadata
@@ -128,19 +127,6 @@ def test_the_wheel_has_the_library_typed_and_nothing_else(wheel: Path) -> None:
     wanted = {"py.typed", "bench/turns.py", "patch/apply.py", "patch/PATCHING.md"}
     assert {f"fusedlib/{name}" for name in wanted} <= set(names)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
-
-
-@pytest.mark.slow
-def test_the_source_distribution_has_the_library_its_licence_and_changelog(tmp_path: Path) -> None:
-    build = "from setuptools import build_meta; build_meta.build_sdist('..')"
-    source = copied_source(tmp_path)
-    subprocess.run([sys.executable, "-c", build], check=True, cwd=source, capture_output=True)
-    (built,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(built) as archive:
-        names = {file.name.partition("/")[2] for file in archive if file.isfile()}
-    wanted = {"LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "pyproject.toml"}
-    assert wanted | {"fusedlib/py.typed", "fusedlib/patch/apply.py"} <= names
-    assert not [name for name in names if name.startswith(("tests/", "notebooks/", "report/"))]
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import float_arguments
 import pytest
-from liger_kernel.ops import swiglu as kernels
 
 from fusedlib.bench.attempt import Wrong
 from study import rivals
@@ -32,38 +31,15 @@ rivals.rival(TASK, "swapped")(swapped)
 TEN_STEPS = {"passes": 1, "images": 160, "batch_size": 16}
 
 
-@pytest.fixture
-def exchanged_gradients(monkeypatch):
-    """h is right, and each of gate and up gets the other's gradient."""
-    right = kernels.swiglu_backward
-    monkeypatch.setattr(kernels, "swiglu_backward", lambda *given: right(*given)[::-1])
+def test_h_and_every_gradient_agree_with_float64():
+    RIGHT.check_available("cpu", "float32")
+    check_layer("liger", "fp32")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_h_and_every_gradient_agree_with_float64(precision):
-    RIGHT.check_available("cpu", {"fp32": "float32", "bf16": "bfloat16"}[precision])
-    check_layer("liger", precision)
+def test_its_loss_falls_as_eager_s():
+    check_learning("liger", "swiglu only", **TEN_STEPS)
 
 
-@pytest.mark.parametrize("network", ["swiglu only", "convolutions"])
-def test_its_loss_falls_as_eager_s(network):
-    check_learning("liger", network, **TEN_STEPS)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_swapped_gate_and_up_are_rejected(precision):
+def test_swapped_gate_and_up_are_rejected():
     with pytest.raises(Wrong, match="h: norm error"):
-        check_layer("swapped", precision)
-
-
-def test_swapped_gate_and_up_have_other_losses():
-    with pytest.raises(AssertionError, match="first losses"):
-        check_learning("swapped", "swiglu only", **TEN_STEPS)
-
-
-@pytest.mark.usefixtures("exchanged_gradients")
-def test_exchanged_gradients_are_rejected():
-    with pytest.raises(Wrong, match="d_w_gate: norm error"):
-        check_layer("liger", "fp32")
-    with pytest.raises(AssertionError, match="first losses"):
-        check_learning("liger", "swiglu only", **TEN_STEPS)
+        check_layer("swapped", "fp32")
