@@ -19,10 +19,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from fusedlib.bench import machine as machines
+from press import run
 from press.pages import ReportError
-from study import paths
+from study import paths, provenance
 from study.errors import SentenceError
 from study.files import ResultsError, WriteError, write_whole
+from study.run import topics
 
 FRESH = os.environ.get("FRESH", "0") not in ("", "0")
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -86,9 +89,6 @@ def _complain(text: str) -> None:
 
 def list_() -> None:
     """The notebooks in their order, their knobs, and the topics."""
-    from press import run
-    from study.run import topics
-
     for part in run.guides():
         print(f"{part.name}  {part.title}  ({run.error_of(part.copy) or 'ran'})")
         for name, knob in part.knobs().items():
@@ -98,14 +98,12 @@ def list_() -> None:
 
 def run_(only: str, set: Sequence[str], fresh: bool) -> bool:
     """Run the notebooks; those of which nothing changed are kept."""
-    from press import run
-
     return _run(run.select(only), set, fresh)
 
 
 def report(only: str, set: Sequence[str], fresh: bool) -> bool:
     """Run the notebooks and the paper's sections, then render the report."""
-    from press import render, run
+    from press import render
 
     render.check_ready()
     failed = _run(list(dict.fromkeys([*run.select(only), *run.sections()])), set, fresh)
@@ -114,8 +112,6 @@ def report(only: str, set: Sequence[str], fresh: bool) -> bool:
 
 
 def _run(parts: Sequence[Any], settings: Sequence[str], fresh: bool) -> bool:
-    from press import run
-
     values, began = run.settings(parts, settings), time.monotonic()
     with run.environment({"FRESH": str(int(fresh))}):
         failed = run.run(parts, values, fresh=fresh)
@@ -125,7 +121,6 @@ def _run(parts: Sequence[Any], settings: Sequence[str], fresh: bool) -> bool:
 
 def record(only: str, name: str, minutes: float, dry: bool, packed: Path | None) -> bool:
     """Measure the full profile as one recording: its name is the card's, its commit this one's."""
-    from fusedlib.bench import machine as machines
     from press import record as recording
 
     os.environ.setdefault(machines.NAME, machines.card())  # before anything asks for the name
@@ -150,7 +145,7 @@ def pack() -> None:
 
 def render_() -> None:
     """Render the report again from the executed notebooks."""
-    from press import render, run
+    from press import render
 
     began = time.monotonic()
     if not any(part.copy.exists() for part in run.sections()):
@@ -164,7 +159,7 @@ def render_() -> None:
 
 def figures() -> None:
     """Draw the paper's figures, with their data, into `figures/` from the recorded rows."""
-    from press import render, run
+    from press import render
 
     with (
         tempfile.TemporaryDirectory(prefix="fusedlib-executed-") as folder, run.recorded_rows(),
@@ -181,7 +176,7 @@ def figures() -> None:
 
 def readme_(write: bool) -> None:
     """Print the README with its blocks of numbers from the recorded rows."""
-    from press import readme, run
+    from press import readme
 
     path = paths.ROOT / "README.md"
     with run.recorded_rows():
@@ -194,9 +189,6 @@ def readme_(write: bool) -> None:
 
 def machine() -> None:
     """What a row says about this machine, as JSON."""
-    from fusedlib.bench import machine as machines
-    from study import provenance
-
     commit, dirty = provenance.commit()
     facts = dataclasses.asdict(machines.describe()) | {"commit": commit, "dirty": dirty}
     print(json.dumps(facts, indent=2, ensure_ascii=False))
@@ -206,8 +198,6 @@ def lab(more: Sequence[str]) -> None:
     """Open JupyterLab on the first notebook, with this Python as the kernel of all."""
     import nbformat
     from nbformat.sign import NotebookNotary
-
-    from press import run
 
     notary = NotebookNotary()
     for copy in (part.copy for part in run.select() if part.copy.exists()):

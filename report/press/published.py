@@ -19,16 +19,9 @@ MACHINE = "published"
 WARMUP = "warmup"
 """The rows of `end_to_end` that differ in warm-up only."""
 OF_TOPIC = {
-    "kernels": ("swiglu_times", "swiglu_ratios"),
     "anatomy": ("swiglu_times", "swiglu_ratios", "swiglu_memory"),
     "memory": ("swiglu_memory", "swiglu_ratios"),
-    "warmup": (WARMUP,),
-    "end_to_end": ("end_to_end",),
-    "attention": ("attention", "attention_memory"),
     "llama": ("llama",),
-    "compilers": ("litgpt",),
-    "precision": ("accumulation",),
-    "mnist": ("mnist",),
 }
 """Tables that stand beside a topic's rows."""
 _WHOLE = (

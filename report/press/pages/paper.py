@@ -37,7 +37,7 @@ def combined(sections: Sequence[Section]) -> Any:
     pages = {s.name: f"notebooks/{s.name}.html" if s.notebook else "" for s in sections if s.guide}
     press(paper).update(paper=True, title="Report", lead="", pages=pages)
     for section in (s for s in sections if not s.guide):
-        cells = _ran(section)
+        cells = nbformat.read(section.notebook, as_version=4).cells if section.notebook else []
         appendix = bool(cells) and "appendix" in cells[0].metadata.get("tags", [])
         if not paper.cells and cells and cells[0].source.startswith("# "):
             (_, title), *below = parts(cells.pop(0).source)
@@ -54,24 +54,10 @@ def combined(sections: Sequence[Section]) -> Any:
 
 def _failures(section: Section) -> Iterator[Any]:
     """A cell that says what went wrong with a section, if something did."""
-    if section.notebook is not None and not section.error:
-        return
-    path = f"report/sections/{section.name}.ipynb"
-    title = f"{path} failed; what it showed before that follows."
-    if section.notebook is None:
-        title = f"{path} gave nothing to show."
-    lines = outputs.last_lines(section.error or "not executed yet")
-    details = {"study": section.name, "role": "failure", "title": title, "lines": lines}
-    yield new_markdown_cell("", metadata={"press": details})
-
-
-def _ran(section: Section) -> list[Any]:
-    """The cells of an executed notebook; a failed one ends with the last cell that ran."""
-    if section.notebook is None:
-        return []
-    cells = nbformat.read(section.notebook, as_version=4).cells
-    outputs = [o for cell in cells for o in cell.get("outputs", [])]
-    if not section.error and not any(o.output_type == "error" for o in outputs):
-        return cells
-    ran = [at for at, c in enumerate(cells) if c.get("execution_count") or c.get("outputs")]
-    return cells[: ran[-1] + 1] if ran else []
+    if section.error or section.notebook is None:
+        how = "failed; what it showed before that follows."
+        how = "gave nothing to show." if section.notebook is None else how
+        title = f"report/sections/{section.name}.ipynb {how}"
+        lines = outputs.last_lines(section.error or "not executed yet")
+        details = {"study": section.name, "role": "failure", "title": title, "lines": lines}
+        yield new_markdown_cell("", metadata={"press": details})
