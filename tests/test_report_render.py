@@ -150,7 +150,10 @@ def _end(path: Path) -> Path:
 
 
 def _guide(path: Path) -> Path:
-    return write(path, text("# Guide\n\n## Its part\n\nWords."), code("work()", stream("done")))
+    frame = {"text/plain": "<Styler at 0x1>", "text/html": "<table><td>of pandas</td></table>"}
+    shown = nbformat.v4.new_output("execute_result", frame)
+    words = text("# Guide\n\n## Its part\n\nWords.")
+    return write(path, words, code("work()", stream("done"), shown))
 
 
 @pytest.fixture(scope="module")
@@ -294,6 +297,8 @@ def test_a_notebooks_page_shows_all_cells_and_code(rendered: Path) -> None:
     assert "A 1/2" not in good.text
     assert "boom()" in bad.text and "later()" in bad.text and "3_bad.ipynb, failed" in bad.text
     assert "3_bad.ipynb, as executed, tokens = 7." in bad.text
+    guide = Page(rendered / "notebooks" / "04_guide.html")
+    assert "of pandas" in guide.text and "Styler at" not in guide.source, "pandas' own table"
 
 
 def test_nbconvert_renders_a_notebook_by_hand(rendered, sections, tmp_path: Path):

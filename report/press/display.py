@@ -58,9 +58,10 @@ def table(
     meaning: dict[str, Any] = {"caption": caption, "note": note, "name": name, "topic": topic}
     shown = pd.DataFrame({"not measured yet": []}) if frame.empty else frame
     content = table_json(shown, frame.attrs.get("formats")) | meaning
-    read = pd.DataFrame(content["rows"], columns=_heads(content))
-    page = f"<p>{html.escape(caption)}</p>{read.to_html(index=False)}"
-    data = {TABLE_MIME: content, "text/html": page, "text/plain": plain_table(content)}
+    heads = [" ".join(filter(None, names)) for names in content["columns"]]
+    cells = pd.DataFrame(content["rows"], columns=heads)
+    page = f"<p>{html.escape(caption)}</p>{cells.to_html(index=False)}"
+    data = {TABLE_MIME: content, "text/html": page, "text/plain": cells.to_string(index=False)}
     emit(data, {"kind": "table", **meaning})
 
 
@@ -132,15 +133,6 @@ def _once(stub: Sequence[list[str]]) -> list[list[str]]:
             if keys[at] == keys[at - 1]:
                 level[at] = ""
     return shown
-
-
-def plain_table(content: Mapping[str, Any]) -> str:
-    """A table's JSON as text."""
-    return pd.DataFrame(content["rows"], columns=_heads(content)).to_string(index=False)
-
-
-def _heads(content: Mapping[str, Any]) -> list[str]:
-    return [" ".join(filter(None, names)) for names in content["columns"]]
 
 
 def header_groups(columns: Iterable[Sequence[str]]) -> list[tuple[str, int]]:

@@ -10,7 +10,6 @@ their order. Rows that differ in something that was not chosen are refused.
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from numbers import Number
-from typing import Any
 
 import matplotlib
 import pandas as pd
@@ -194,19 +193,12 @@ def _nothing(rows: pd.DataFrame, value: str, title: str) -> Picture:
 # --- tables --------------------------------------------------------------------------------------
 
 
-class Table(Styler):
-    """A pandas Styler with labels and units; `press.display.table` gives it caption and name."""
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        content = display.table_json(self.data, self.data.attrs["formats"])
-        return {"text/html": self.to_html(), "text/plain": display.plain_table(content)}
-
-
 def table(
     rows: pd.DataFrame, index: Columns, columns: Columns | None = None,
     values: Columns = "median_ms",
-) -> Table:  # fmt: skip
-    """A table of one value by `index` and `columns`, or of several values, a column each.
+) -> Styler:  # fmt: skip
+    """A pandas Styler with labels and units, to which `press.display.table` gives caption and name:
+    of one value by `index` and `columns`, or of several values, a column each.
 
     Args:
         rows: as `study.rows.load` gives them. Several machines have a column each, of several
@@ -248,7 +240,7 @@ def table(
         frame.columns = _index(frame.columns, [None] * len(heads))
     frame.index = _index(frame.index, [column(key).label for key in keys])
     frame.attrs = {"formats": formats, "of": stated(rows[~flawed])}
-    styled = Table(frame, uuid="fusedlib", cell_ids=False)
+    styled = Styler(frame, uuid="fusedlib", cell_ids=False)
     for head in frame.columns:
         styled.format(partial(display.cell, spec=display.spec_of(head, formats)), subset=[head])
     return styled
