@@ -83,29 +83,17 @@ def narrow() -> pd.DataFrame:
     )
 
 
-def wide(columns: int = 4, rows: int = 5) -> pd.DataFrame:
-    """A table with `columns` groups of three columns and two levels of row names."""
-    sizes = ["small", "medium", "large", "xl", "2.7b"]
-    index = pd.MultiIndex.from_tuples(
-        [(sizes[at // 4 % 5], f"{(0, 1, 2, 5)[at % 4]}") for at in range(rows)],
-        names=["Model", "Warm-up"],
-    )
-    data = {
-        (group, what): [f"{(at + 1) * 37.13 + number * 11.7:.2f}" for at in range(rows)]
-        for number, group in enumerate(
-            [
-                "Forward, ms",
-                "Backward, ms",
-                "Forward and backward, ms",
-                "Full step, ms",
-                "Compiled, ms",
-                "In a graph, ms",
-                "On the host, ms",
-            ][:columns]
-        )
-        for what in ["published", "H200", "own"]
-    }
-    return pd.DataFrame(data, index=index)
+def wide(groups: int, rows: int) -> pd.DataFrame:
+    """A table with groups of three columns and two levels of row names."""
+    lines = [(f"model {at // 4}", str(at % 4)) for at in range(rows)]
+    columns = [
+        (f"Times {n}, ms", what) for n in range(groups) for what in ("theirs", "H200", "own")
+    ]
+    cells = [
+        [f"{(at + 1) * 37.13 + 11.7 * n:.2f}" for n in range(len(columns))] for at in range(rows)
+    ]
+    index = pd.MultiIndex.from_tuples(lines, names=["Model", "Warm-up"])
+    return pd.DataFrame(cells, index, pd.MultiIndex.from_tuples(columns))
 
 
 def curves(alt: str) -> Picture:

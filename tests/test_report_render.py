@@ -112,7 +112,7 @@ def _good(path: Path) -> Path:
         code(
             "show()",
             *outputs_of(
-                lambda: display.table(wide(7, 5), caption=f"Wide {ODD}", name="wide", note="$n=3$"),
+                lambda: display.table(wide(4, 5), caption=f"Wide {ODD}", name="wide", note="$n=3$"),
                 lambda: display.table(odd, caption="Odd", name="odd", topic="kernels"),
                 lambda: display.figure(curves(ODD), caption="C $x$", name="curve"),
                 lambda: display.figure(curves("again"), caption="C2", name="curve-again"),
@@ -217,13 +217,13 @@ def test_every_drawing_has_its_alternative_text(page: Page) -> None:
 
 
 def test_every_number_arrives_in_html(page: Page) -> None:
-    for cell in wide(7, 5).to_numpy().ravel():
+    for cell in wide(4, 5).to_numpy().ravel():
         assert cell in page.text
     assert "9.953" in page.text and "1.23\N{NO-BREAK SPACE}ms" in page.source
 
 
 def test_every_number_arrives_in_pdf(printed: str) -> None:
-    for cell in wide(7, 5).to_numpy().ravel():
+    for cell in wide(4, 5).to_numpy().ravel():
         assert squeezed(cell) in printed
     assert "9.953" in printed
 
