@@ -76,42 +76,19 @@ def gpu():
 # Names as Kineto gives them on an H200 with torch 2.11.
 KERNELS = {
     "nvjet_sm90_tst_128x256_64x4_1x2_h_bz_coopA_TNT": "GEMM",
-    "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_tn_align1>(cutlass_80_simt_sgemm_"
-    "256x128_8x4_tn_align1::Params)": "GEMM",
-    "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4_"
-    "alignc4_execute_kernel__5x_cublas": "GEMM",
-    "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float>(int)": "GEMM",
-    "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4>(int)": "GEMM",
     "triton_tem_fused_mm_0": "GEMM",
     "void (anonymous namespace)::softmax_warp_forward<float, float, float, 8>(int)": "softmax",
-    "triton_per_fused__softmax_masked_fill_4": "softmax",
     "void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<float, float, "
     "float, at::native::binary_internal::MulFunctor<float>>>(int)": "element-wise",
-    "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<at::native::"
-    "CUDAFunctor_add<float>>>(int)": "element-wise",
     "triton_poi_fused_mul_silu_5": "element-wise",
     "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps>>()":
         "reduction",
-    "triton_red_fused_embedding_mean_pow_0": "reduction",
-    "triton_poi_fused__to_copy_clone_transpose_7": "copy and cast",
     "triton_poi_fused_embedding_dense_backward_3": "indexing",
-    "triton_for_fused_0": "element-wise",
-    "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(int)>()":
-        "copy and cast",
-    "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>(int)":
-        "copy and cast",
-    "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, int, 4>(int)":
-        "copy and cast",
     "Memcpy DtoD (Device -> Device)": "copy and cast",
-    "Memset (Device)": "copy and cast",
     "void at::native::(anonymous namespace)::embedding_backward_feature_kernel<float>(int)":
-        "indexing",
-    "void at::native::(anonymous namespace)::nll_loss_forward_reduce_cuda_kernel_2d<float>()":
         "indexing",
     "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::Foo>(int)":
         "optimizer",
-    "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*)": "indexing",
-    "void at::native::triu_tril_kernel<bool, int, true, 8, false>(int)": "element-wise",
     "void at::native::vectorized_elementwise_kernel<8, at::native::bfloat16_copy_kernel_cuda(at::"
     "TensorIteratorBase&)::{lambda(float)#1}, std::array<char*, 2ul>>(int)": "copy and cast",
     "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<at::native::"
