@@ -1,18 +1,21 @@
 """Lengths that change: no kernel depends on one, and `warm_up` compiles all that a layer needs."""
 
-import json
 import os
 import random
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import fusedlib
 import limits
-from ahead import compiled_ahead
 from fusedlib.patch import warm_up as warm
+
+pytest.importorskip("triton")
+from fusedlib.ops.mlp import kernels, plan
+from fusedlib.ops.mlp.route import MLPProblem
 
 LENGTHS = random.Random(0).sample(range(1, 6001), 70)
 # Of classes at these sizes, and what Triton sees.
@@ -24,39 +27,45 @@ MOST = {  # binaries of an MLP: card, hidden, inner, dtype
     (*HOPPER, 512, 2048, "bfloat16"): 13,
     (*HOPPER, 2056, 5000, "bfloat16"): 7,  # rows that TMA does not take
     (*HOPPER, 256, 11008, "bfloat16"): 13,  # so wide that dh is a product apart
-    (*OTHER, 2048, 5632, "bfloat16"): 9,
+    (*OTHER, 2048, 5632, "bfloat16"): 10,
     (*HOPPER, 2048, 5632, "float32"): 8,
 }
 
 
-@pytest.fixture(scope="module")
-def played():
-    """What each task finds on a card that is played: the calls are real, the card is not."""
-    tasks = [("calls", *mlp) for mlp in MOST]
-    tasks += [("broken", *HOPPER, 2048, 5632, "bfloat16"), ("warm", *HOPPER, 256, 512, "bfloat16")]
-    asked = (json.dumps([*task, EDGES, LENGTHS]) for task in tasks)
-    return dict(zip(tasks, compiled_ahead("lengths_played.py", *asked), strict=True))
+def keys_of(problem, tokens):
+    """What the binaries are compiled for that a call of so many tokens starts."""
+    made = plan.make_plan(problem._replace(tokens=tokens, down=True, pair=False))
+    device = plan.device_index(problem)
+    return {one.launch.binary_key(device, *one.matrices) for one in made.launches()}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mlp", MOST, ids=str)
-def test_a_new_length_compiles_nothing(played, mlp):
-    found = played["calls", *mlp]
-    assert (0 < found["first"] <= MOST[mlp], found["more"]) == (True, 0)
+@pytest.fixture
+def problem(request, monkeypatch):
+    """An MLP on a card that is played: its launches are the real ones, and nothing is started."""
+    arch, processors, hidden, inner, dtype = request.param
+    card = SimpleNamespace(multi_processor_count=processors)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: divmod(arch, 10))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    device = torch.device("cuda", arch)  # no other test asks for it
+    return MLPProblem(device, getattr(torch, dtype), "ieee", 0, hidden, inner, activation="silu")
 
 
-@pytest.mark.slow
-def test_a_kernel_that_depends_on_the_length_is_found(played):
-    assert played["broken", *HOPPER, 2048, 5632, "bfloat16"]["first"] > 12
+@pytest.mark.parametrize(
+    ("problem", "most"), MOST.items(), ids=map(str, MOST), indirect=["problem"]
+)
+def test_a_new_length_compiles_nothing_that_warm_up_has_not(problem, most):
+    warmed = plan.layer_binaries(problem)
+    assert 0 < len(warmed) <= most
+    for tokens in (*EDGES, *LENGTHS):
+        assert keys_of(problem, tokens) <= warmed.keys(), tokens
 
 
-@pytest.mark.slow
-def test_warm_up_compiles_all_that_is_needed_once(played):
-    found = played["warm", *HOPPER, 256, 512, "bfloat16"]
-    assert found["few"] == [6, 6]
-    assert len(found["names"]) == len(set(found["names"])) == found["compiled"] == 13
-    assert all(name.endswith("(silu, 256·512, bfloat16)") for name in found["names"])
-    assert found["again"] == [13, 0]
+@pytest.mark.parametrize("problem", [next(iter(MOST))], indirect=True)
+def test_a_kernel_that_depends_on_the_length_is_found(problem, monkeypatch):
+    for parameter in kernels._swiglu_bwd_kernel.params:
+        monkeypatch.setattr(parameter, "do_not_specialize", False)
+    warmed = plan.layer_binaries(problem)
+    assert any(not keys_of(problem, tokens) <= warmed.keys() for tokens in LENGTHS)
 
 
 class Far(torch.Tensor):
