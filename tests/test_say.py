@@ -93,15 +93,16 @@ def test_a_mark_of_older_code_has_its_days_and_the_ledger_the_commits(stated, mo
 def test_numbers_are_the_newest_set_s_of_the_first_machine_and_others_beside(stated):
     ms = {("H100", "a"): [2.0], ("H200", "a"): [4.0], ("H200", "b"): [1.0], ("H200", "c"): [3.0]}
     claim = stated(rows(ms), slowest, first="All are fast.")
-    assert claim.sentence() == "The slowest takes 3.0 ms (H100 2.0 ms)."
+    assert claim.sentence() == "The slowest takes 3.0 ms."
     assert claim.numbers() == {"ms": "3.0 ms"} and claim.numbers("H100") == {"ms": "2.0 ms"}
-    assert claim.marks() == ["✓ H200", "once H100", "reworded"]
+    assert claim.marks() == ["✓ H200", "once H100: 2.0 ms"], "numbers of others at their marks"
     claim = stated(rows(ms), slowest, lead="H100")
-    assert claim.sentence() == "The slowest takes 2.0 ms (H200 3.0 ms)."
+    assert claim.sentence() == "The slowest takes 2.0 ms."
+    assert claim.marks() == ["once H100", "✓ H200: 3.0 ms"]
     claim = stated(rows(ms | {("H100", "b"): [3.0]}), slowest)
-    assert claim.sentence() == "The slowest takes 3.0 ms.", "on both"
+    assert claim.marks() == ["✓ H200", "✓ H100"], "the same on both"
     claim = stated(rows(ms), slowest, unchanged=True)
-    assert claim.sentence() == "The slowest takes 1.0–4.0 ms (H100 2.0 ms)."
+    assert claim.sentence() == "The slowest takes 1.0–4.0 ms."
     claim = stated(rows({("H200", "a"): [None], ("H100", "a"): [2.0]}), slowest)
     assert claim.sentence() == "H100: The slowest takes 2.0 ms."
     claim = stated(rows({("H200", "a"): [None]}), slowest)
@@ -111,7 +112,7 @@ def test_numbers_are_the_newest_set_s_of_the_first_machine_and_others_beside(sta
 def test_this_machine_answers_too(stated):
     own = machines.label(machines.key())
     claim = stated(rows({("H200", "a"): [1.0], (own, "a"): [9.0]}), slowest)
-    assert claim.marks() == ["once H200", "✗ this machine"]
+    assert claim.marks() == ["once H200", "✗ this machine: 9.0 ms"]
 
 
 def test_only_sets_of_all_cases_answer_none_borrows_and_the_last_row_counts(stated):
@@ -168,7 +169,7 @@ def test_pages_read_what_say_shows_and_the_ledger_has_each_set(stated, monkeypat
     [output] = outputs_of(lambda: say.say("kernels/x"))
     shown = output.metadata.fusedlib
     assert (shown.kind, shown.name, shown.sentence) == ("claim", "kernels-x", claim.sentence())
-    assert shown.marks == ["✓ H200", "✗ H100"]
+    assert shown.marks == ["✓ H200", "✗ H100: 9.0 ms"]
     monkeypatch.setattr(say, "every", lambda topic: [claim])
     lines = say.ledger("kernels")
     assert lines["holds"].tolist() == ["✓", "✓", "✗"]
@@ -179,8 +180,7 @@ def test_a_text_is_filled_with_the_numbers_of_claims():
     text = "{kernels/models/liger} as fast, {kernels/models/nobody} as that"
     with run.recorded_rows():
         numbers = {n: say.evaluate("kernels/models").numbers(n)["liger"] for n in ("H200", "H100")}
-        both = f"{numbers['H200']} (H100 {numbers['H100']})"
-        assert say.filled(text) == f"{both} as fast, — as that"
+        assert say.filled(text) == f"{numbers['H200']} as fast, — as that"
         assert say.filled("{kernels/models/liger}", "H100") == numbers["H100"] != numbers["H200"]
 
 

@@ -580,9 +580,10 @@ def two_thirds_of_the_products(measured: Rows) -> bool:
 
 
 def fusing_pays_where_hidden_is_small(measured: Rows) -> bool:
-    gains = gains_of_models(measured)["fused"].groupby("hidden_size")
-    least, most = gains.min(), gains.max()
-    return len(least) == 7 and bool((least.to_numpy()[:-1] > most.to_numpy()[1:]).all())
+    gains = gains_of_models(measured)["fused"].groupby("hidden_size").mean()
+    falling = gains.rank().corr(pd.Series(range(len(gains)), gains.index))
+    ends = gains.idxmax() == min(gains.index) and gains.idxmin() == max(gains.index)
+    return len(gains) == 7 and ends and bool(falling < -0.9)
 
 
 def less_than_a_fifth_more_speed(measured: Rows) -> bool:
@@ -849,14 +850,15 @@ def whole_steps(measured: Rows, provider: str = "eager") -> Rows:
 
 def xl_half_as_long_again(measured: Rows) -> bool:
     ms = whole_steps(measured)["bf16 autocast"].xs("xl", level="model").dropna()
-    return bool(len(ms) > 1 and ms.max() > 1.5 * ms.min())
+    return bool(len(ms) > 1 and 1.5 < ms.max() / ms.min() < 1.8)
 
 
 def compiling_halves_steps_under_autocast(measured: Rows) -> bool:
-    """Beside the eager steps of either session."""
-    eager = whole_steps(measured)
-    eager = eager[eager.index.get_level_values("experiment") != "profile"]
-    over = eager.groupby("model").min() / whole_steps(measured, "inductor").groupby("model").min()
+    """Beside the eager steps of the same session."""
+    eager, compiled = (
+        whole_steps(of(measured, experiment="model"), w) for w in ("eager", "inductor")
+    )
+    over = (eager / compiled).groupby("model").min()
     cast, large = over["bf16 autocast"], over["fp32"][["large", "xl", "2.7b"]]
     return bool(
         cast[["small", "medium", "large"]].min() > 1.9 and large.between(1, 1.11).all()
@@ -1154,8 +1156,8 @@ def faster_in_less_than_half(measured: Rows) -> bool:
 
 def compiled_without_a_mask_is_the_faster(measured: Rows) -> bool:
     """So that `llama/whole-step` speaks of it."""
-    over = arms_over(measured, "inductor")["speed"]
-    return bool(over["inductor-causal"] > 1)
+    over = arms_over(measured, "inductor-causal")["speed"]
+    return bool(1 < over["fused"] < 1.05 and over["inductor"] < 1)
 
 
 def ahead_in_each_family(measured: Rows) -> bool:
@@ -1165,10 +1167,30 @@ def ahead_in_each_family(measured: Rows) -> bool:
     return len(over) >= 3 and bool(most < 1 / 1.02 and without_mask < 1)
 
 
-def no_faster_with_few_tokens(measured: Rows) -> bool:
+def no_faster_with_few_tokens_before(measured: Rows) -> bool:
     few = measured.query("experiment == 'step' and group == 'sizes' and tokens <= 2048")
-    over = quotients(few, "sequences", "huggingface")["fused"].dropna()
+    over = quotients(of(few, set="assembled"), "sequences", "huggingface")["fused"].dropna()
     return len(over) > 1 and bool(over.between(0.9, 1.03).all())
+
+
+def masked_training_is_slower(measured: Rows) -> bool:
+    over = quotients(of(measured, work="training sgd"), "work", "huggingface").iloc[0]
+    masked, causal = over[["inductor", "inductor-causal"]]
+    return bool(0.55 < masked < 0.65 and 1.2 < causal < 1.35)
+
+
+def a_smaller_lead_with_adamw(measured: Rows) -> bool:
+    steps = measured.query("experiment == 'step' and dtype == 'bfloat16'")
+    whole, passes = (of(steps, group=name) for name in ("whole", "arms"))
+    leads = [quotients(rows, "group", "huggingface")["fused"].iloc[0] for rows in (whole, passes)]
+    return bool(1.3 < leads[0] < leads[1])
+
+
+def a_lead_at_the_widest(measured: Rows) -> bool:
+    wide = of(measured, experiment="time", precision="high", dtype="float32", tokens=64,
+              direction="forward", hidden_size=16384)  # fmt: skip
+    over = quotients(wide, "launch", "liger")["all-gradients"].dropna()
+    return len(over) == 2 and bool(over.between(1, 1.3).all())
 
 
 def lead_shrinks_below_two_per_cent(measured: Rows) -> bool:
@@ -1207,42 +1229,47 @@ def signed_errors_cancel(measured: Rows) -> bool:
 def xl_twice_as_long(measured: Rows) -> bool:
     steps = measured.query("provider == 'eager' and attention == 'plain' and model == 'xl' and "
                            "precision == 'bf16 autocast' and context_length == 256")  # fmt: skip
-    return bool(steps["both_median_ms"].max() > 1.9 * steps["both_median_ms"].min())
+    return bool(1.9 < steps["both_median_ms"].max() / steps["both_median_ms"].min() < 2.1)
 
 
 SAID += [
-    ("1_results/anatomy", "Its result is off by as much as the right result is large", BOTH,
+    ("1_results/anatomy", "Its result is wrong: the error is as large as the right result", BOTH,
      published_kernel_is_all_wrong),
-    ("1_results/anatomy", "The number format is the larger part", BOTH,
+    ("1_results/anatomy", "In fp32 on both sides Liger's is", BOTH,
      the_format_is_the_larger_part),
-    ("1_results/kernels", "fp32 products run on tensor cores, about three times as fast and more "
-     "exact", BOTH, three_times_and_more_exact),
+    ("1_results/kernels", "fp32 products run on tensor cores, about three and a half times as "
+     "fast and more exact", BOTH, three_times_and_more_exact),
     ("1_results/kernels", "If TF32 is enough, one flag makes PyTorch's own MLP", BOTH,
      tf32_gains_more_and_loses_digits),
     ("1_results/llama", "One line patches a small Llama: faster, in less than half of its memory",
      BOTH, faster_in_less_than_half),
-    ("1_results/llama", "torch.compile without a mask takes", BOTH,
+    ("1_results/llama", "torch.compile without a mask is nearly as fast", BOTH,
      compiled_without_a_mask_is_the_faster),
     ("2_skipped_work/anatomy", "Right for one block, wrong from two on", BOTH,
      one_block_right_and_two_wrong),
     ("2_skipped_work/anatomy", "The speed-up is gone once the kernel does all work in Liger's "
      "precision", BOTH, slower_in_ieee),
-    ("3_fp32/kernels", "Only split products beat the ordinary cores", BOTH,
+    ("3_fp32/kernels", "At all four only split products beat the ordinary cores", BOTH,
      only_split_products_gain),
     ("3_fp32/kernels", "Split products are as exact as fp32 and better; TF32 is faster and loses "
-     "three digits", BOTH, tf32_gains_more_and_loses_digits),
+     "two to three digits", BOTH, tf32_gains_more_and_loses_digits),
     ("4_models/llama", "The patched model is faster than the plain one and holds less than half of "
      "its memory", BOTH, faster_in_less_than_half),
-    ("4_models/llama", "On the H200 an older version was no faster than Hugging Face's model", H200,
-     no_faster_with_few_tokens),
-    ("4_models/llama", "The lead over Liger shrinks, on the H200 at one size to less than two "
-     "per cent", H200,
-     lead_shrinks_below_two_per_cent),
+    ("4_models/llama", "in an older session on another host fusedlib was no faster than Hugging "
+     "Face's model", H200, no_faster_with_few_tokens_before),
+    ("8_published/compilers", "With its mask torch.compile's training is slower than eager's", H200,
+     masked_training_is_slower),
+    ("4_models/llama", "the H200's lead over Hugging Face is a little smaller", H200,
+     a_smaller_lead_with_adamw),
+    ("2_skipped_work/anatomy", "though some lead is left at the widest layer", BOTH,
+     a_lead_at_the_widest),
+    ("4_models/llama", "the lead over Liger shrinks, on the H200 at one size to less than two "
+     "per cent", H200, lead_shrinks_below_two_per_cent),
     ("4_models/llama", "Liger's loss takes a large vocabulary in many chunks, which costs time and "
      "saves memory", H200, liger_s_loss_costs_time_and_saves_memory),
-    ("4_models/llama", "The patched models are ahead in each family that ran", BOTH,
+    ("4_models/llama", "Patched Gemma 2 and Phi-3, cut to 8 layers, are faster than Liger's", BOTH,
      ahead_in_each_family),
-    ("4_models/kernels", "In bf16 its nine matrix products are nearly all of its time", BOTH,
+    ("4_models/kernels", "In bf16 an MLP's nine matrix products are nearly all of its time", BOTH,
      mostly_products),
     ("6_adder/precision", "A sum kept in the tensor core errs most, and the rule predicts its "
      "error", BOTH, core_errs_most_as_the_rule_says),

@@ -187,16 +187,13 @@ def peak(case: Case) -> Figures:
     }  # fmt: skip
 
 
-STEPS = {  # what ran, and dtype, setting and launch of both sides; each + keeps the repairs above
-    "kernel as published": ("published-kernel", "float32", "highest", "python"),
-    "+ the sum over all of K": ("whole-sum", "float32", "highest", "python"),
-    "+ gradients of all weights": ("all-gradients", "float32", "highest", "python"),
-    "+ IEEE fp32, as Liger": ("ieee-products", "float32", "highest", "python"),
-    "graphs: TF32 on both sides": ("all-gradients", "float32", "high", "graph"),
-    "graphs: IEEE fp32 on both sides": ("ieee-products", "float32", "highest", "graph"),
-    "graphs: fusedlib, fp32": ("fused", "float32", "highest", "graph"),
-    "graphs: fusedlib, bf16": ("fused", "bfloat16", "highest", "graph"),
-}  # fmt: skip
+STEPS = {  # what ran, and torch's setting on both sides, in fp32; each + keeps the repairs above
+    "kernel as published": ("published-kernel", "highest"),
+    "+ the sum over all of K": ("whole-sum", "highest"),
+    "+ gradients of all weights": ("all-gradients", "highest"),
+    "+ TF32 on both sides": ("all-gradients", "high"),
+    "IEEE fp32 on both sides": ("ieee-products", "highest"),
+}
 PROTOCOL = "published_protocol_"
 USED = [
     "median_ms", "samples_ms", "peak_mib", "peak_ratio", "path", "series",
@@ -215,13 +212,13 @@ def derive(rows: pd.DataFrame) -> pd.DataFrame:
         rows[name] = rows[name].where(rows[name].notna(), rows[PROTOCOL + name])
     rows["precision"] = rows["precision"].fillna("highest")
     steps = {ran: step for step, ran in STEPS.items()}
-    ran = zip(*(rows[n] for n in ("provider", "dtype", "precision", "launch")), strict=True)
+    ran = zip(rows["provider"], rows["precision"], rows["dtype"], strict=True)
     liger = rows[(rows["provider"] == "liger") & rows["peak_mib"].notna()].drop_duplicates(at)
     of_liger = rows[at].merge(liger[[*at, "peak_mib"]], how="left", on=at)["peak_mib"]
     tokens, width = (rows[name].astype(float) for name in at[2:])
     ratio = of_liger.set_axis(rows.index) / rows["peak_mib"]
     return rows.assign(
-        repair=[steps.get(one) for one in ran],
+        repair=[steps.get((who, at)) if dtype == "float32" else None for who, at, dtype in ran],
         result=rows["status"].map({"ok": "right", "wrong": "wrong"}),
         shape=[f"{t:.0f}·{w:.0f}" if t == t and w == w else None
                for t, w in zip(tokens, width, strict=True)],

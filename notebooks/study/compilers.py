@@ -235,8 +235,9 @@ def by_iteration(rows: pd.DataFrame) -> pd.DataFrame:
 def from_tables(published: pd.DataFrame) -> pd.DataFrame:
     """Lit-GPT's tables, as `press.show.published` has them, in the columns of the rows.
 
-    Inductor had CUDA graphs for tokens and on one GPU with equal lengths. On two GPUs it compiled
-    the whole model; layer by layer is what was measured.
+    Its models had no mask. Inductor had CUDA graphs for tokens and on one GPU with equal lengths,
+    ours for tokens alone. On two GPUs and at other lengths it compiled the whole model, ours its
+    layers.
     """
     works = {
         "1 forward": "forward", "Compiled model inference": "inference",
@@ -246,8 +247,9 @@ def from_tables(published: pd.DataFrame) -> pd.DataFrame:
     stage = published["sharding_stage"].map({2: "distributed fsdp2-2", 3: "distributed fsdp2-3"})
     work = published["table"].map(works).fillna(stage)
     work = work.mask(published["shapes"] == "dynamic", "dynamic")
-    plain = {"forward": "inductor", "dynamic": "inductor"}
-    inductor = work.map(plain).fillna("inductor-graphs").mask(stage.notna(), "inductor-layers")
+    of_work = dict.fromkeys(("forward", "training sgd"), "inductor-causal")
+    of_work["dynamic"] = "inductor-layers"
+    inductor = work.map(of_work).fillna("inductor-graphs").mask(stage.notna(), "inductor-layers")
     names = {"eager": BASELINE, "thunder": "thunder"}
     return published.assign(
         machine="published", set="published", profile="published", apart=False, status="ok",

@@ -6,30 +6,6 @@ from press.say import claim
 from press.show import published
 from study.memory import from_tables
 
-KEPT = {"eager": 4, "liger": 3, "fused": 2, "fused-input": 0}
-"""Tensors of tokens times intermediate size that each keeps for backward."""
-
-
-@claim(
-    "memory/kept",
-    "For backward a fused MLP keeps two thirds of what Liger keeps, half of PyTorch's; its peak "
-    "falls less",
-    of=lambda rows: rows.query(
-        "experiment in ['saved', 'step'] and shape == '8192·4096·14336' and dtype == 'bfloat16'"
-    ),
-    repeats="counted",
-)
-def kept(rows: pd.DataFrame) -> tuple[dict, bool]:
-    """For backward fusedlib keeps {fused:,d} MiB of an MLP of {shape} in bf16, and PyTorch
-    {eager:,d} MiB, as counted by hand. Liger and torch.compile keep {liger:,d} MiB. The peak of a
-    step is {peak:2%} of PyTorch's."""
-    by = rows.pivot_table(["saved_f", "saved_mib", "peak_mib"], "provider", "experiment")
-    mib, peak = by["saved_mib", "saved"], by["peak_mib", "step"]
-    off = by["saved_f", "saved"].reindex(list(KEPT)).sub(list(KEPT.values())).abs()
-    say = {**mib[["eager", "fused", "liger"]], "shape": rows["shape"].iloc[0]}
-    say["peak"], alike = peak["fused"] / peak["eager"], mib["liger"] == mib["inductor"]
-    return say, off.max(skipna=False) < 0.02 and alike and 0.5 < say["peak"] < 1
-
 
 @claim(
     "memory/published-stack",

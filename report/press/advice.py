@@ -262,6 +262,7 @@ def compared(one: Setting) -> pd.DataFrame:
     wide = wide.set_axis(["of", "over"], axis=1).dropna().reset_index()
     wide = wide.assign(last=wide["set"].map(ends[one.of])).sort_values("last")
     wide = wide.drop_duplicates(keys, keep="last")
+    wide = wide.join(rows.groupby("set")[["began", "commit"]].min(), on="set")
     return wide.assign(ratio=wide["over"] / wide["of"], provider=one.of)
 
 
@@ -290,7 +291,7 @@ def factors() -> pd.DataFrame:
 
     Columns: those of `Setting`, `machine`, `who` (one of `WHO`), `provider`, `factor`, the median
     over `cases`, its ends `low` and `high`, `absolute`, ms or how many fit where there is one case,
-    `old`, whether fusedlib's rows are of older code, `rows_of`, their days and commits, and
+    `old`, whether its rows are older than the release, `rows_of`, their days and commits, and
     `at`, the sizes in words. A setting that a machine has not measured has a line without a factor.
     """
     lines = []
@@ -310,7 +311,7 @@ def factors() -> pd.DataFrame:
                     lines.append(
                         one._asdict() | {"machine": machine, "who": who, "provider": name}
                         | ends | {"cases": len(given), "at": _at(ours, one.sizes)}
-                        | {"absolute": _absolute(given, one), "old": _old(given, one)}
+                        | {"absolute": _absolute(given, one), "old": older(given)}
                         | {"rows_of": origin(given)}
                     )  # fmt: skip
     return pd.DataFrame(lines)
@@ -325,12 +326,6 @@ def _absolute(rows: pd.DataFrame, one: Setting) -> str:
         return f"{row['largest']:,.0f} fit"
     ms = row["call_ms"] if "call_ms" in rows else row[one.value]
     return formatted(ms, "3 ms") if one.value.endswith("median_ms") else ""
-
-
-def _old(rows: pd.DataFrame, one: Setting) -> bool:
-    """Whether these are fusedlib's, and of older code than the release's."""
-    ours = one.by == "provider" and rows["provider"].astype(str).str.startswith("fused").any()
-    return bool(ours and older(rows))
 
 
 def _at(rows: pd.DataFrame, sizes: tuple[str, ...]) -> str:
@@ -355,21 +350,21 @@ def chosen(card: str = "both", dtype: str = "any", task: str = "all") -> pd.Data
 
 
 def lines(rows: pd.DataFrame) -> pd.DataFrame:
-    """The lines of `factors` in words: task, situation, what to type, each card, beside whom.
+    """The lines of `factors` in words: situation, baseline, what to type, and each card.
 
-    A star at a factor: of older code, whose days and commits stand in `attrs`.
+    A star at a factor: rows of before the release, whose days and commits stand in `attrs`.
     """
     said = []
-    for (task, have), line in rows.groupby(["task", "have"], sort=False):
+    for _, line in rows.groupby(["task", "have"], sort=False):
         one = line[line["who"] == WHO[0]]
         first = one.iloc[0]
         ends = {
             card: _short(own.iloc[0], one["cases"].max()) for card, own in one.groupby("machine")
         }
-        over = f"{first['over_whom']}; {first['dtype']}, {first['at']}"
+        have, over = first["have"], f"{first['over_whom']}; {first['dtype']}, {first['at']}"
         typed, over = (text.replace("`", "").replace("*", "") for text in (first["write"], over))
         cards = {card: ends[card] for card in ordered_values("machine", ends)}
-        said.append({"task": task, "you have": have, "type": typed, **cards, "beside": over})
+        said.append({"you have": have, "baseline": over, "type": typed, **cards})
     table, old = pd.DataFrame(said), rows[rows["old"] & (rows["who"] == WHO[0])]
     table.attrs = {"of": "; ".join(
         f"{card} {', '.join(dict.fromkeys(own['rows_of']))}" for card, own in old.groupby("machine")
@@ -400,7 +395,7 @@ def table(rows: pd.DataFrame) -> Any:
 
 
 def _short(line: pd.Series, most: int) -> str:
-    """What a setting gives on a card; a star says that the code is older."""
+    """What a setting gives on a card; a star says that the rows are older than the release."""
     if pd.isna(line["factor"]):
         return MISSING
     few = f", {line['cases']} of {most}" if line["cases"] < most else ""
@@ -414,7 +409,7 @@ def _cell(line: pd.DataFrame, most: int) -> str:
         text = formatted((one["low"], one["high"]), "3×")
         own = one["who"] == WHO[0]
         few = f"{one['cases']} of {most} sizes" if own and one["cases"] < most else ""
-        old = "older code" if one["old"] else ""
+        old = "older rows" if one["old"] else ""
         text = ", ".join(filter(None, [text, one["absolute"], few, old]))
         said.append(text if own else f"{read('provider', one['provider'])} {text}")
     return " · ".join(said) or MISSING

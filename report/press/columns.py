@@ -37,6 +37,7 @@ class Column:
     log: bool = False
     field: bool = False
     repeats: bool = False
+    rings: Sequence[str] = ()
 
 
 @cache

@@ -64,9 +64,10 @@ def _bare(value: float, digits: int | None, sign: str) -> str:
 def tick(value: float, spec: str) -> str:
     """A number at an axis, whose unit stands in the axis's title."""
     shown = 100 * value if unit(spec) == "%" else value
-    if 0 < abs(shown) < 1e-4:
-        mantissa, _, power = number(shown, 2).partition(" × ")
-        return f"{mantissa.removesuffix('.0')} × {power}" if power else mantissa
+    if 0 < abs(shown) < 1e-3:
+        mantissa, _, power = f"{shown:.1e}".partition("e")
+        text = f"{mantissa.removesuffix('.0')} × 10{str(int(power)).translate(_SUPERSCRIPTS)}"
+        return text.replace("-", "−")
     return f"{shown:,.6g}".replace("-", "−")
 
 

@@ -8,8 +8,9 @@
 
 They stand in `report/claims/<topic>.py`. A machine's set of recordings answers if it has a row of
 each case that the claim selects and the profile `full` measures; nothing is borrowed from another.
-A number is of the newest such set, and beside it stands each other machine's, where it differs:
-"1.11× (H100 1.18×)". Of code that no version changed it is the range over all sets.
+A number is of the newest such set of the first machine; behind the sentence stand the other
+machines' in its order: "✓ H200 · ✓ H100: 1.18×, 43 %". Of code that no version changed it is the
+range over all sets.
 """
 
 import importlib
@@ -137,27 +138,28 @@ class Claim:
         """The sentence's numbers by name, of the machine that it speaks of or of another."""
         return self.texts([answer.values for answer in self.decided(machine or self.leading)])
 
-    def of_every_machine(self) -> dict[str, str]:
-        """The same, and in brackets each other machine's where they differ."""
-        texts = self.numbers()
-        others = {machine: self.numbers(machine) for machine in filter(self.decided, self.answers)}
-        for name, text in texts.items():
-            unlike = [f"{_called(m)} {own[name]}" for m, own in others.items() if own[name] != text]
-            texts[name] = f"{text} ({', '.join(unlike)})" if unlike else text
-        return texts
-
     def sentence(self) -> str:
         """The sentence with its numbers; a dash stands for what nobody measured."""
-        fields, numbers = string.Formatter().parse(self.template), self.of_every_machine()
+        fields, numbers = string.Formatter().parse(self.template), self.numbers()
         text = "".join(words + numbers.get(name or "", "") for words, name, *_ in fields)
         first = next(iter(self.answers), "")
         text = text if self.leading in ("", first) else f"{_called(self.leading)}: {text}"
         return text[:1].upper() + text[1:]
 
     def marks(self) -> list[str]:
-        """How it stands on every machine that can tell, and whether it said something else once."""
-        own = [*filter(None, map(self.mark, self.answers))]
-        return [*own, *["reworded"] * bool(self.first)] if own else ["not measured"]
+        """How it stands on every machine that can tell, with its numbers where they differ from
+        the sentence's, in the sentence's order."""
+        own, marks = self.numbers(), []
+        for machine in self.answers:
+            theirs = self.numbers(machine) if self.decided(machine) else own
+            alike = {
+                name for name, text in own.items()
+                if theirs[name] == text and text.replace(",", "").isdigit()
+            }  # fmt: skip
+            unlike = [text for name, text in theirs.items() if name not in alike]
+            differing = ", ".join(unlike) if theirs != own else ""
+            marks.append(": ".join(filter(None, [self.mark(machine), differing])))
+        return [*filter(None, marks)] or ["not measured"]
 
 
 CLAIMS: dict[str, Claim] = {}
@@ -225,7 +227,7 @@ def filled(words: str, machine: str = "") -> str:
     """A text with `{topic/claim/number}` replaced by that number as the claim's sentence writes it.
 
     Args:
-        machine: whose numbers they are alone, by default all that the sentence has.
+        machine: whose numbers they are, by default those of the sentence.
 
     A dash stands for one that is not there.
     """
@@ -233,7 +235,7 @@ def filled(words: str, machine: str = "") -> str:
     def number(match: re.Match[str]) -> str:
         topic, claim, value = match[1].split("/")
         it = evaluate(f"{topic}/{claim}")
-        return (it.numbers(machine) if machine else it.of_every_machine()).get(value, MISSING)
+        return it.numbers(machine).get(value, MISSING)
 
     return re.sub(r"\{([^{}]+/[^{}]+/[^{}]+)\}", number, words)
 

@@ -78,7 +78,7 @@ def lines(
 
 def bars(
     rows: pd.DataFrame, x: str, y: str, by: str = "provider", *, panel: str | None = None,
-    stacked: bool = False, most: int = 4, title: str = "",
+    stacked: bool = False, reference: float | None = None, most: int = 4, title: str = "",
 ) -> Picture:  # fmt: skip
     """Lying bars from 0 to `x`, a group a category in `y`; else as `dots`.
 
@@ -87,7 +87,8 @@ def bars(
     Raises:
         ValueError: as of `dots`.
     """
-    return _picture(plots.bars, rows, x, y, by, panel, most, title, stacked=stacked)
+    reference = 1.0 if x == "ratio" and reference is None else reference
+    return _picture(plots.bars, rows, x, y, by, panel, most, title, reference, stacked=stacked)
 
 
 @matplotlib.rc_context(style.RC)
@@ -150,14 +151,19 @@ def _picture(
         shown["panel"] = labels[panel]
     machines = [] if "machine" not in marks else marks["machine"].dropna().unique()
     where = f" ({read('machine', machines[0])})" if len(machines) == 1 else ""
-    slots = map(style.look, looks(by, names).values())
+    slots = looks(by, names)
+    styles = {
+        text: style.look(slot) | (style.RING if value in column(by).rings else {})
+        for text, (value, slot) in zip(value_labels(by, names), slots.items(), strict=True)
+    }  # fmt: skip
     chart = plots.Chart(
-        shown, dict(zip(value_labels(by, names), slots, strict=True)),
+        shown, styles,
         column(value).label + where, column(value).format, at,
         kind is not plots.bars and plots.is_log(value, marks[value]), reference, stacked,
     )  # fmt: skip
     fig = plots.draw(kind, chart)
-    style.legend(fig)
+    if by != at:  # else the axis has the names
+        style.legend(fig)
     if title:
         fig.suptitle(title, x=0.01, ha="left", fontsize=11)
     alt = chart.alt("Points" if kind is plots.dots else kind.__name__.capitalize())

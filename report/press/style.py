@@ -40,6 +40,9 @@ PALETTE = (
     "#3C97D3",  # sky blue, darkened
     "#8A8A8A",  # grey
 )
+RING = {"linestyle": "", "marker": "o", "markersize": 9, "markerfacecolor": "none",
+        "markeredgewidth": 1.2}  # fmt: skip
+"""What a formula gives, around what was measured."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 SLOTS = len(PALETTE) * len(DASHES)

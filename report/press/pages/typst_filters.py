@@ -33,7 +33,7 @@ def soft(text: str) -> str:
 
 def datatable(content: dict[str, Any]) -> str:
     """A table's cells as a dictionary for `datatable` of report.typ; `long` are shares of width.
-    Those of a published table have at most four digits: the page has them all."""
+    Those of a published table have at most six digits: the page has them all."""
     published = content.get("name", "").startswith("published-")
     rows = [[_short(cell) if published else cell for cell in row] for row in content["rows"]]
     cells = [[row[at] for row in rows] for at in range(len(content["columns"]))]
@@ -56,13 +56,13 @@ def datatable(content: dict[str, Any]) -> str:
 
 
 def _short(cell: str) -> str:
-    """A cell whose decimal numbers have four digits where they have more."""
+    """A cell whose decimal numbers have six digits where they have more."""
 
-    def four(match: re.Match[str]) -> str:
+    def shorter(match: re.Match[str]) -> str:
         digits = re.sub(r"e.*|[−.-]", "", match[0]).lstrip("0")
-        return number(float(match[0].replace("−", "-")), 4) if len(digits) > 4 else match[0]
+        return number(float(match[0].replace("−", "-")), 6) if len(digits) > 6 else match[0]
 
-    return _DECIMAL.sub(four, cell)
+    return _DECIMAL.sub(shorter, cell)
 
 
 def _longest_piece(cells: list[str]) -> int:
