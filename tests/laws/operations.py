@@ -407,7 +407,7 @@ def loss(
     return Operation(
         call=lambda **given: call(**memory | settings | given), plain=partial(plain, **settings),
         operands=operands, outputs={"loss": "t" if alone else ""}, tuning=chunks | blocks,
-        casts=True, sizes={"t": 13, "h": 8, "v": 201}, gpu_sizes={"t": 133, "h": 64, "v": 40003},
+        casts=True, sizes={"t": 9, "h": 8, "v": 201}, gpu_sizes={"t": 133, "h": 64, "v": 40003},
         huge_gpu_sizes={"t": 2**20 + 33, "h": 2112, "v": 999} if by_token else {},
         more_sizes=({"t": 1}, {"v": 1}, {"v": 2}, {"h": 1}, {"t": 16, "v": 64}),
         more_gpu_sizes=(
