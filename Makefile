@@ -38,8 +38,10 @@ STUDY := $(RUN) -m press
 # A file's tests share what it set up, so they stay with one worker. In the order of
 # tests/conftest.py: by the number of their tests, files of one long test would come last.
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# The laws of the operations again, of the kernels: pytest's 5 is that ARGS choose none.
-INTERPRETED = @TRITON_INTERPRET=1 $(RUN) -m pytest -n $(WORKERS) tests/laws $(ARGS) || [ $$? = 5 ]
+# The laws of the operations again, of the kernels, and what is particular to one operation. pytest's
+# 5 is that ARGS choose none.
+OF_KERNELS := tests/laws $(patsubst %,tests/test_%.py,linear loss norm rope swiglu backward_order)
+INTERPRETED = @TRITON_INTERPRET=1 $(RUN) -m pytest -n $(WORKERS) $(OF_KERNELS) $(ARGS) || [ $$? = 5 ]
 PATCHED := tests/laws/test_models.py tests/laws/test_every_causal_model.py
 NEWEST := report/build/newest
 CHOSEN = $(if $(ONLY),--only $(call quoted,$(ONLY)))

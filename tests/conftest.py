@@ -44,9 +44,9 @@ def pytest_configure(config):
 
 
 def pytest_generate_tests(metafunc):
-    """A test that asks for `device` is one of kernels. It runs on a GPU and, in the process that
-    `passed_in_the_interpreter` starts, on the CPU in Triton's interpreter; marked `plain`, also
-    where nothing is interpreted and plain PyTorch computes; marked `interpreter`, there alone.
+    """A test that asks for `device` is one of kernels. It runs on a GPU and, with
+    TRITON_INTERPRET=1, on the CPU in Triton's interpreter; marked `plain`, also where nothing is
+    interpreted and plain PyTorch computes; marked `interpreter`, there alone.
     """
     own = "".join(str(m.args[0]) for m in metafunc.definition.iter_markers("parametrize"))
     if "device" not in metafunc.fixturenames or "device" in own:

@@ -1,8 +1,10 @@
-"""Runs a test file in Triton's interpreter, in a process of its own: it is chosen at import.
+"""Triton's interpreter, which is chosen when Triton is imported.
 
     TRITON_INTERPRET=1 python -m pytest tests/test_norm.py
 
-runs the file's tests of kernels, those that ask for `device`, on a CPU (`tests/conftest.py`).
+runs a file's tests of kernels, those that ask for `device`, on a CPU (`tests/conftest.py`); `make
+test` does so with the files of operations. What lies in `tests/interpreted` mends the interpreter,
+and has a process of its own.
 """
 
 import os
@@ -28,27 +30,22 @@ BACKEND = "aot_eager" if INTERPRETED else "inductor"
 UNUSED = ("cacheprovider", "randomly", "hypothesispytest", "anyio", "xdist", "xdist.looponfail")
 
 
-def passed_in_the_interpreter(name: str, part: str = "0/1", **environment: str) -> int:
-    """How many tests of a file below `tests` passed; fails with what failed there.
+def passed_in_the_interpreter(name: str) -> int:
+    """How many tests of a file below `tests` passed, in a process that it may mend; fails with what
+    failed there.
 
     A skipped test fails too: nothing there depends on the machine. torch gets one thread, since two
     wait for one another where others use the cores.
-
-    Args:
-        name: the file, e.g. "test_norm.py".
-        part: which of several parts of its tests, as "0/2": no process takes minutes.
-        environment: further variables.
     """
     pytest.importorskip("triton")
     folders = (TESTS.parent, TESTS, TESTS / "interpreted", TESTS.parent / "notebooks", *sys.path)
     path = os.pathsep.join(map(str, folders))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *(f"-pno:{plugin}" for plugin in UNUSED),
-         "-p", "one_part", "--durations=5",
          f"--timeout={limits.INTERPRETED_TEST_S}", str(TESTS / name)],
         capture_output=True, text=True, timeout=limits.PROCESS_S, check=False, cwd=TESTS.parent,
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path, "TESTS_PART": part,
-                          "OMP_NUM_THREADS": "1"} | environment,
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path,
+                          "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "skipped" not in done.stdout

@@ -13,7 +13,6 @@ from called import Called
 from fusedlib import swiglu_mlp, tuning
 from fusedlib.ops.mlp.function import SAVES
 from fusedlib.ops.mlp.products import is_d_w_down_last
-from interpreter import passed_in_the_interpreter
 from study import ledger
 from study.allocator import passed
 from study.ledger import FUSED, FUSED_INPUT, SPLIT, SPLIT_INPUT, total
@@ -21,10 +20,6 @@ from study.mlp import SwiGLUProblem
 
 ALL = True, True, False, True  # of a packed weight
 SIZES = (64, 256, 1024, 4096, 28672)
-
-
-def test_in_the_interpreter():
-    assert passed_in_the_interpreter("test_backward_order.py") > 30
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,6 @@ from fusedlib.launch import has_kernels
 from fusedlib.ops import recomputed
 from fusedlib.ops.recomputed import recompute_in_backward
 from gradient_checks import close, drawn, same
-from interpreter import passed_in_the_interpreter
-
-
-def test_in_the_interpreter():
-    assert passed_in_the_interpreter("test_norm.py") > 3
 
 
 def operands(device: str, dtype: torch.dtype, rows: int, width: int) -> list[Tensor]:
