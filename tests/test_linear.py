@@ -443,15 +443,6 @@ def test_errors_vs_cublas(shape):
         assert ours <= max(0.7 * its, 3e-7) or ours == its, (ours, its)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("dtype", "shape"), [("float32", (256, 512, 512)), ("bfloat16", (2048, 2048, 2048))]
-)
-def test_small_ones_and_other_dtypes_are_torch_s(dtype, shape):
-    leaves, dy = operands("cuda", shape, dtype)
-    assert same(step(leaves, dy), step(leaves, dy, functional.linear))
-
-
 def fp32_pair():
     sizes = {"hidden_size": 1024, "intermediate_size": 2816, "vocab_size": 8192}
     with torch.device("cuda"):

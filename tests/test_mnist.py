@@ -108,11 +108,6 @@ def test_the_loss_of_each_provider_falls(name, kind):
     check_learning(name, kind, passes=8 if name == "frozen" else 4)  # what is frozen learns slowly
 
 
-def test_a_run_is_that_of_its_seed():
-    losses = [trained("eager", seed=seed, passes=1)[1][0] for seed in (0, 0, 1)]
-    assert torch.equal(losses[0], losses[1]) and not torch.equal(losses[0], losses[2])
-
-
 def test_the_test_counts_every_image_once():
     one, _ = trained("eager")
     split = digits.prepare(DATA, 320, 50, "cpu").train
@@ -154,14 +149,3 @@ def test_without_mnist_every_row_says_so(with_data, monkeypatch):
     rows = measured(mnist.cases(device="cpu", once=[], rounds=1))
     said = {(r["status"], r["reason"]) for r in rows if r.get("launch") != "graph"}
     assert said == {("unavailable", "MNIST is nowhere")}
-
-
-def test_a_steps_parts_make_up_the_step(with_data):
-    names = ["eager fp32", "fused fp32", "published-kernel fp32"]
-    eager, fused, wrong = measured(mnist.of("pace", names, SETTING, **PACE))
-    for row in (eager, fused):
-        parts = [row[f"{part}_samples_ms"] for part in ("forward", "backward", "optimizer")]
-        for whole, *times in zip(row["samples_ms"], *parts, strict=True):
-            assert 0.5 * whole < sum(times) <= 1.001 * whole
-    assert eager["session"] == fused["session"] == wrong["session"] and eager["n"] == 2
-    assert wrong["wrong"] and wrong["optimizer_median_ms"] > 0

@@ -15,13 +15,6 @@ def test_every_experiment_is_measured():
     assert {*one} == {*precision.MEASURES} - {"flags", "linear", "neighbours", "token bits"}
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_its_cases_say_so():
-    cases = [c for c in precision.cases(device="cuda", core_max_k=16) if c["device"] == "cuda"]
-    reasons = {outcome(precision.figures, case)[1:] for case in cases}
-    assert {status for status, *_ in reasons} == {"unavailable"}, reasons
-
-
 def test_matmul_settings_are_put_back():
     def now():
         cuda = torch.backends.cuda.matmul

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fusedlib import reference
 from fusedlib.bench import check, cuda_graphs
-from study import kernels, mlp, rivals
+from study import kernels, rivals
 from study.mlp import Inputs, SwiGLUProblem, draw
 from study.race import free
 from study.rivals import Workload
@@ -115,27 +115,6 @@ def test_a_rival_whose_packed_weights_want_no_gradient_is_wrong():
     assert "median_ms" not in rows or rows["median_ms"].isna().all()
 
 
-def test_a_rival_that_is_not_installed_says_so():
-    @rivals.rival("swiglu", "absent", requires=("no_such_package",))
-    def build(inputs):
-        raise AssertionError
-
-    frame = run(["eager", "absent"])
-    row = frame.set_index("provider").loc["absent"]
-    assert (row["status"], row["reason"]) == (
-        "unavailable", "the package no_such_package is not installed",
-    )  # fmt: skip
-
-
-def test_a_problem_too_large_gives_all_its_rivals_that_row(monkeypatch):
-    def too_large(problem, device):
-        raise torch.OutOfMemoryError("out of memory")
-
-    monkeypatch.setattr(mlp, "draw", too_large)
-    frame = run(["eager", "inductor"])
-    assert frame["status"].tolist() == ["oom", "oom"]
-
-
 def test_who_runs_out_of_memory_in_the_heat_goes_and_the_others_are_timed():
     calls = []
 
@@ -158,12 +137,6 @@ def test_every_direction_and_dtype_is_measured_on_ragged_shapes(dtype):
     assert frame["session"].nunique() == 3
     whole = frame.set_index("direction")["flops"]
     assert whole["backward"].tolist() == [6 * 2 * 19 * 24 * 40] * 2
-
-
-def test_a_graph_without_a_gpu_is_unavailable_and_a_backward_has_none():
-    both = ("forward", "backward")
-    frame = run(["eager"], directions=both, launches=("graph",))
-    assert frame[["status", "direction"]].values.tolist() == [["unavailable", "forward"]]
 
 
 def by_turns(inputs: Inputs, is_labelled: bool = True) -> Workload:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from ahead import faults, kernels_ahead
-from fusedlib.bench.attempt import Unavailable
 from interpreter import passed_in_the_interpreter
 from study import precision, sums, tensor_core
 
@@ -78,14 +77,6 @@ def test_aligned_model_vs_fractions(together: int, extra: int):
         [aligned_by_fractions(x.tolist(), y.tolist(), together, extra) for y in right] for x in left
     ]
     assert out.tolist() == wanted
-
-
-@pytest.mark.skipif(tensor_core.has_tensor_cores(), reason="there is a GPU with tensor cores")
-def test_without_a_gpu_the_cases_are_unavailable():
-    case = precision.tensor_cores(16)[0]
-    assert case["device"] == "cuda"
-    with pytest.raises(Unavailable, match="needs a CUDA GPU with tensor cores"):
-        tensor_core.measure(case)
 
 
 @pytest.mark.gpu

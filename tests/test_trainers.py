@@ -91,13 +91,3 @@ def test_a_step_takes_as_long_as_the_slower_of_host_and_card(simulated, host_ms)
 def test_who_keeps_the_other_waiting_sets_the_pace(kernels_ms, step_ms, setter):
     """The card was said to set the pace of a step in which it was 19 % busy."""
     assert trainers.pace_setter(kernels_ms, step_ms) == setter
-
-
-def test_on_a_cpu_it_times_real_steps(one_thread):
-    trainer = trainers.TransformerTrainer("nano", "step", "cpu", "fp32", 2, 16, "plain")
-    row = trainers.measure(trainer, seconds=0.0, steps=2)
-    sections = [row[f"{name}_median_ms"] for name in PARTS]
-    assert min(sections) > 0
-    assert row["step_median_ms"] > 0.9 * sum(sections)
-    assert row["step_n"] == 2 * trainers.BLOCKS
-    assert trainers.peaks(trainer) == {}, "no allocator to ask"

@@ -209,24 +209,6 @@ def test_gradients_vs_finite_differences(attention):
     assert torch.autograd.gradcheck(value, weights, fast_mode=True)
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
-@pytest.mark.parametrize("mode", ["autocast", "pure"])
-def test_bf16_loss_is_near_the_fp32_loss(attention, mode):
-    model, tokens = make(attention, torch.float32)
-    targets = tokens.roll(-1, dims=1)
-    expected = loss(model(tokens), targets).item()
-    if mode == "pure":
-        model.to(torch.bfloat16)
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mode == "autocast"):
-        logits = model(tokens)
-        value = loss(logits, targets)
-    value.backward()
-    assert logits.dtype == torch.bfloat16 and value.dtype == torch.float32
-    # bf16 rounds to 2^-9 relative; a few layers of O(1) values stay within 1 % of the loss.
-    assert value.item() == pytest.approx(expected, rel=1e-2)
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
-
-
 def test_loss_vs_log_softmax_by_hand():
     logits = torch.tensor([[[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]]])
     total = sum(math.exp(v) for v in (0, 1, 2))
