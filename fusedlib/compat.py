@@ -1,7 +1,7 @@
 """The private names of torch and Triton that the library uses: spelt here, and nowhere else.
 
-`tests/test_compat.py` tries each of them, so that a release which changes one fails a test with
-its name. None of them has a public counterpart that costs as little, or any at all.
+Where a release changes what one means, the laws of `tests/laws` fail, or `tests/test_compat.py`
+where no law would. None of them has a public counterpart that costs as little, or any at all.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 is_transform_wrapper = torch._C._functorch.is_functorch_wrapped_tensor
 # True for a gradient made by is_grads_batched or vectorize=True.
 is_batched_gradient = torch._C._functorch.is_legacy_batchedtensor
-# The tensor within a wrapper that is left over; of one tensor, and of all in a tuple.
-unwrap_if_dead = torch._C._functorch.unwrap_if_dead
+# The tensors of a tuple, those within a wrapper that is left over in its place.
 unwrap_dead_wrappers = functorch_utils.unwrap_dead_wrappers
 
 
