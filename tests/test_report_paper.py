@@ -72,13 +72,13 @@ def test_page_one_has_three_results_their_commands_and_a_verdict_a_factor(paper:
         cell.source for cell in paper.cells
         if press(cell).study == "1_results" and cell.cell_type == "markdown"
     )  # fmt: skip
-    topics = re.findall(r"^python -m study (\w+) --profile full$", commands, re.MULTILINE)
+    topics = re.findall(r"python -m study (\w+) --profile full$", commands, re.MULTILINE)
     assert len(topics) == 3 and all(len(load(topic)) for topic in topics)
     [table] = [o.data[TABLE_MIME] for o in first if TABLE_MIME in o.data]
     assert len(table.rows) <= 9 and not any(meaning(o).get("kind") == "figure" for o in first)
     verdicts = Counter(factors()["verdict"])
     for row in table.rows:
-        for each in row[5].split(", "):
+        for each in row[2].split(", "):
             count, name = re.fullmatch(r"(?:(\d+) )?(.+)", each).groups()
             verdicts[name] -= int(count or 1)
     assert not any(verdicts.values())

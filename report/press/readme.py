@@ -14,17 +14,16 @@ SHOWN = ["huggingface", "liger", "inductor", "inductor-causal", "fused", "fused-
 
 
 def numbers() -> str:
-    """Four numbers, and over whom."""
+    """A few numbers, and over whom."""
     return say.filled(
-        "On an H200 one line makes a training step of Llama-3.2-1B with AdamW "
-        "**{llama/adamw/plain} as fast** as Hugging Face's and\n**{llama/adamw/liger} as fast** as "
-        "with Liger's patch (bf16, 8,192 tokens). Of such steps {llama/limits/fused} sequences of "
-        "1,024 tokens fit\ninstead of {llama/limits/huggingface}, and forward and backward hold "
-        "**{llama/beside/share} of the plain model's memory**. In fp32 a large MLP\nis "
-        "**{kernels/fp32/liger} as fast** as Liger's, and on random data its error is smaller.",
+        "On an H200 one line makes forward and backward of Llama-3.2-1B **{llama/beside/plain} as "
+        "fast** as Hugging Face's,\nin **{llama/beside/share} of its memory**, and "
+        "**{llama/beside/time} as fast** as Liger's patch (bf16, 8,192 tokens). A step with AdamW "
+        "is\n{llama/adamw/plain} and {llama/adamw/liger} as fast, and {llama/limits/fused} "
+        "sequences of 1,024 tokens fit instead of {llama/limits/huggingface}. In fp32 a large "
+        "MLP is\n**{kernels/fp32/liger} as fast** as Liger's, and on random data its error is "
+        "smaller.",
         "H200",
-    ) + say.filled(
-        " On an H100 the step\nis {llama/adamw/plain} and {llama/adamw/liger} as fast.", "H100"
     )
 
 
