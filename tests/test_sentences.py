@@ -1249,7 +1249,7 @@ SAID += [
      one_block_right_and_two_wrong),
     ("2_skipped_work/anatomy", "The speed-up is gone once the kernel does all work in Liger's "
      "precision", BOTH, slower_in_ieee),
-    ("3_fp32/kernels", "At all four only split products beat the ordinary cores", BOTH,
+    ("3_fp32/kernels", "at all four, only split products beat the ordinary cores", BOTH,
      only_split_products_gain),
     ("3_fp32/kernels", "Split products are as exact as fp32 and better; TF32 is faster and loses "
      "two to three digits", BOTH, tf32_gains_more_and_loses_digits),

@@ -111,5 +111,6 @@ def beside(
     table = pd.DataFrame(columns)
     if reasons.any():
         table["", "why ours is missing"] = reasons
-    table.index.names, table.attrs = on, {"of": origin.stated(ours)}
+    there = pd.MultiIndex.from_frame(ours[keys]).isin(figures.index)
+    table.index.names, table.attrs = on, {"of": origin.stated(ours[there])}
     return table
