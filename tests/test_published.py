@@ -9,7 +9,7 @@ from decimal import Decimal
 import pandas as pd
 import pytest
 
-from press import published, run
+from press import factors, published, run
 from study import paths
 
 SOURCES = tomllib.loads((paths.PUBLISHED / "sources.toml").read_text(encoding="utf-8"))
@@ -161,3 +161,18 @@ def test_the_log_s_largest_factor_is_where_the_paper_says():
     assert 3.5 < over.max() < 3.6
     words = (run.SECTIONS / "2_skipped_work.ipynb").read_text(encoding="utf-8")
     assert "which it beats by up to three and a half times" in words
+
+
+def test_what_compares_mostly_carries_over_or_grows_and_each_verdict_is_the_rule_s():
+    verdicts = factors.factors()["verdict"].value_counts()
+    compared = verdicts.drop(["not comparable", "wrong result"])
+    assert compared[["reproduced", "larger here"]].sum() > 0.6 * compared.sum()
+    for ours, verdict in (
+        ([2.0], "reproduced"), ([1.5, 3.0], "reproduced"), ([1.4], "smaller here"),
+        ([3.1], "larger here"), ([1.4, 2.0], "varies"), ([1.4, 3.1], "varies"),
+        ([], "not comparable"),
+    ):  # fmt: skip
+        assert factors.verdict(2.0, pd.Series(ours, dtype=float), "") == verdict
+    assert factors.verdict(1.01, pd.Series([0.97]), "") == "reproduced", "no gain on either side"
+    assert factors.verdict(2.0, pd.Series([2.0]), "a mask") == "not comparable"
+    assert factors.verdict(2.0, pd.Series([2.0]), factors.WRONG) == "wrong result"

@@ -1247,9 +1247,9 @@ SAID += [
      compiled_without_a_mask_is_the_faster),
     ("2_skipped_work/anatomy", "Right for one block, wrong from two on", BOTH,
      one_block_right_and_two_wrong),
-    ("2_skipped_work/anatomy", "The speed-up is gone once the kernel does all work in Liger's "
-     "precision", BOTH, slower_in_ieee),
-    ("3_fp32/kernels", "at all four, only split products beat the ordinary cores", BOTH,
+    ("2_skipped_work/anatomy", "The speed-up is gone once all work is done, in one precision on "
+     "both sides", BOTH, slower_in_ieee),
+    ("3_fp32/kernels", "at all four, only fusedlib's beat the ordinary cores", BOTH,
      only_split_products_gain),
     ("3_fp32/kernels", "Split products are as exact as fp32 and better; TF32 is faster and loses "
      "two to three digits", BOTH, tf32_gains_more_and_loses_digits),

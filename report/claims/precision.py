@@ -82,8 +82,9 @@ def stagnation(rows: pd.DataFrame) -> tuple[dict, bool]:
     repeats="same seeds",
 )
 def signed(rows: pd.DataFrame) -> tuple[dict, bool]:
-    """With signed data and K = {k:,d} a sum kept in the tensor core has a relative error of at most
-    {inside:3}. Rounding a result to bf16 may cost {rounding:2}."""
+    """With signed data and K = {k:,d} a sum kept in the tensor core has, in the worst of three
+    formats, a relative error of at most {inside:3}. Rounding a result to bf16 may cost
+    {rounding:2}."""
     error = rows.groupby("dtype")["relative_error"].median()
     say = {"k": rows["k"].max(), "inside": error.max(), "rounding": 2.0**-8}
     return say, len(error) == 3 and error.max() < 2.0**-8 / 50

@@ -46,7 +46,8 @@ def findings() -> str:
     """A line a finding: how published factors came out, then claims with their marks."""
     every = map(say.evaluate, FINDINGS)
     return "\n".join([
-        f"- **Few published speed-ups were met again.** {counted(factors())}",
+        "- **What compares mostly carries over or grows, and one report is wrong.** "
+        + counted(factors()),
         *(f"- **{one.headline}.** {one.sentence()} *({'; '.join(one.marks())})*" for one in every),
     ])  # fmt: skip
 
