@@ -12,7 +12,7 @@ import limits
 from fusedlib.bench import machine as machines
 from outcomes import outcome
 from press import say
-from study import attention, run
+from study import mnist, run
 from study.cases import Row
 from visitor import search_path
 
@@ -138,10 +138,10 @@ def test_a_topic_that_failed_here_still_shows_the_recorded_rows(tmp_path, monkey
         function.cache_clear()
         request.addfinalizer(function.cache_clear)
     monkeypatch.setattr(
-        attention, "measure", lambda race: [Row(case, "failed", "bad luck") for case in race]
+        mnist, "measure", lambda race: [Row(case, "failed", "bad luck") for case in race]
     )
-    found = run.run("attention", device="cpu")
-    assert (found["status"] == "failed").sum() == len(attention.cases(device="cpu"))
-    [stated] = say.every("attention")
-    assert [mark.split()[-1] for mark in stated.marks()] == ["H200", "H100"], "this one has none"
+    found = run.run("mnist", device="cpu")
+    assert (found["status"] == "failed").sum() == len(mnist.cases(device="cpu"))
+    [stated] = say.every("mnist")
+    assert [mark.split()[1].strip(",") for mark in stated.marks()] == ["H200", "H100"], "no other"
     assert "—" not in stated.sentence()
