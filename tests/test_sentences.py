@@ -1255,8 +1255,8 @@ SAID += [
      "two to three digits", BOTH, tf32_gains_more_and_loses_digits),
     ("4_models/llama", "The patched model is faster than the plain one and holds less than half of "
      "its memory", BOTH, faster_in_less_than_half),
-    ("4_models/llama", "in an older session on another host fusedlib was no faster than Hugging "
-     "Face's model", H200, no_faster_with_few_tokens_before),
+    ("4_models/llama", "our code of 23 November was no faster than Hugging Face's model", H200,
+     no_faster_with_few_tokens_before),
     ("8_published/compilers", "With its mask torch.compile's training is slower than eager's", H200,
      masked_training_is_slower),
     ("4_models/llama", "the H200's lead over Hugging Face is a little smaller", H200,

@@ -81,13 +81,16 @@ def figure(
     _check_name("figure", name)
     tabs = pictures if isinstance(pictures, Mapping) else {"": pictures}
     frames = [one.data.assign(tab=tab) if tab else one.data for tab, one in tabs.items()]
-    of = "; ".join(dict.fromkeys(one.of for one in tabs.values() if one.of))
+    first = next(iter(tabs.values()))
     meaning: dict[str, Any] = {
-        "kind": "figure", "caption": " ".join(filter(None, [caption, _older(of)])), "name": name,
-        "alt": next(iter(tabs.values())).alt, "data": pd.concat(frames).to_csv(index=False),
+        "kind": "figure", "caption": " ".join(filter(None, [caption, _older(first.of)])),
+        "name": name, "alt": first.alt, "data": pd.concat(frames).to_csv(index=False),
         "topic": topic,
     }  # fmt: skip
-    drawn = [{"name": tab, "svg": one.svg, "alt": one.alt} for tab, one in tabs.items()]
+    drawn = [
+        {"name": tab, "svg": one.svg, "alt": one.alt, "of": one.of if one is not first else ""}
+        for tab, one in tabs.items()
+    ]
     if len(drawn) > 1:
         meaning["tabs"] = drawn
     page = "".join(f"<p>{html.escape(one['name'])}</p>{one['svg']}" for one in drawn)

@@ -17,8 +17,9 @@ RULE = (
     "is half to twice theirs, or both factors lie within 5 % of 1. *Varies*: sessions or "
     "GPUs differ in the verdict. A slow-down that is less of one here is *larger*. *Not "
     "comparable*: ours computes something else, did not finish or was not run. We chose the rule "
-    "after we had seen the numbers. None was measured again on its own GPU. What warm-up changes "
-    "is no speed-up; autocast with torch.compile, and laptops, have no verdict."
+    "after we had seen the numbers. None was measured again on its own GPU. No verdict have other "
+    "sizes of the log and of the Liger study, Lit-GPT's memory, autocast with torch.compile, "
+    "laptops, and what warm-up changes."
 )
 GROUPS = {
     "fused": ("kernel log, L4", "a fused MLP is faster than Liger's: 1,024 tokens, width 4,096"),
@@ -26,7 +27,10 @@ GROUPS = {
     "mnist": ("kernel log, L4", "and shortens an epoch of MNIST"),
     "autocast": ("course report, RTX PRO 6000", "autocast to bf16, five models in fp32"),
     "compile": ("course report, RTX PRO 6000", "torch.compile speeds them up"),
-    "liger": ("Liger study, RTX 4090", "Liger's kernels, weights on the host: no faster"),
+    "liger": (
+        "Liger study, RTX 4090",
+        "Liger's kernels, weights on the host, 8 × 1,024: no faster",
+    ),
     "liger memory": ("Liger study, RTX 4090", "and less memory"),
     "inductor": ("Lit-GPT, A100", "torch.compile speeds up Llamas"),
     "thunder": ("Lit-GPT, A100", "and Thunder speeds up some"),
@@ -80,12 +84,14 @@ def counted(table: pd.DataFrame) -> str:
     n = table["verdict"].value_counts().reindex(VERDICTS, fill_value=0)
     also = table.loc[table["verdict"] == "reproduced", CARDS[1]].notna().sum()
     compared = n[["reproduced", "larger here", "smaller here", "varies"]].sum()
+    slower = ((table["verdict"] == "larger here") & (table["published"] < 1)).sum()
     return (
-        f"Four of the reports have {len(table)} factors, and ours compare with {compared}: "
+        f"Of {len(table)} factors of four of the reports {compared} compare with ours: "
         f"{n['reproduced']} were reproduced on the H200 (the H100 ran {also or 'none'} of these), "
-        f"{n['larger here']} are larger here, {n['smaller here']} smaller, and {n['varies']} vary "
-        f"by session or GPU. {n['not comparable']} do not compare, and {n['wrong result']} are of "
-        "a kernel whose result is wrong."
+        f"{n['larger here']} are larger here ({slower} of them published as slow-downs), "
+        f"{n['smaller here']} smaller, and {n['varies']} vary by session or GPU. "
+        f"{n['not comparable']} do not compare, and {n['wrong result']} are of a kernel whose "
+        "result is wrong."
     )
 
 
@@ -209,11 +215,11 @@ def _liger(llama: pd.DataFrame) -> Iterator[dict]:
     study = published("llama")
     typed = "table == 'drawing.py (typed)' and batch_size == 8 and context_length == 1024"
     offload = llama.query("strategy == 'offload-throttled' and batch_size == 8")
-    yield line("liger", "Liger's tokens a second over Hugging Face's",
+    yield line("liger", "Liger's tokens a second over Hugging Face's, 8 × 1,024",
                quotient(study, typed, "provider", "liger", "huggingface", "tokens_per_s"),
                *divided(offload, "provider", "liger", "huggingface", "tokens_per_s"),
                "with weights on the GPU Liger is faster at this size")  # fmt: skip
-    yield line("liger memory", "Hugging Face's peak over Liger's",
+    yield line("liger memory", "Hugging Face's peak over Liger's, 8 × 1,024",
                quotient(study, typed, "provider", "huggingface", "liger", "peak_bytes"),
                *divided(offload, "provider", "huggingface", "liger", "peak_mib"),
                "their peak has five more bytes a logit")  # fmt: skip
