@@ -23,6 +23,8 @@ from fusedlib.bench.workload import Outputs, Workload, named
 Results = dict[str, Tensor]
 WAYS = alarms.scaled, alarms.resampled, alarms.resampled, alarms.resampled
 """To draw operands anew: the first by which all outputs become others, as not of a sign, scaled."""
+FEW = 64
+"""Below so many elements a draw may repeat the last one: whole numbers are drawn of themselves."""
 TIMES_REWRITTEN = 4.0
 """How many times the rule's error is accepted there, which is other in every run: how accurate a
 function is was judged on operands that were drawn; these find results that were kept.
@@ -126,7 +128,8 @@ class Problem:
     @cached_property
     def rewritten(self) -> Truth:
         """For values drawn anew, in the way in which each sample's are."""
-        for self.way in WAYS:
+        few = all(t.numel() < FEW for t in self.drawn.values.values())  # often drawn as they were
+        for self.way in WAYS * (8 if few else 1):
             other = self.anew()
             if all(self.distinguishes(other, name) for name in self.outputs):
                 break
