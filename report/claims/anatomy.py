@@ -29,8 +29,8 @@ def pair(found: pd.DataFrame, name: str) -> tuple[float, float]:
     unchanged=True,
 )
 def unrelated(rows: pd.DataFrame) -> tuple[dict, bool]:
-    """Launched from Python, the published kernel, rebuilt from the arithmetic of its code, is
-    {factor:2×} as fast as Liger's. Its result is wrong: the relative error is {error:2}."""
+    """Launched from Python, the published kernel, rebuilt, is {factor:2×} as fast as Liger's. Its
+    result is wrong: the relative error is {error:2}."""
     factor = pair(ends(rows), "published-kernel")
     error = rows.query("provider == 'published-kernel'")["y_error"]
     return {"factor": factor, "error": error.max()}, (
@@ -66,16 +66,17 @@ def equal(rows: pd.DataFrame) -> tuple[dict, bool]:
     unchanged=True,
 )
 def few_tokens(rows: pd.DataFrame) -> tuple[dict, bool]:
-    """With 64 tokens and TF32 on both sides the cost of a call decides to a width of 4,096: from
-    Python the repaired kernel's forward pass is {python:2×} as fast as Liger's, unfused PyTorch's
-    {eager:2×}, and in a CUDA graph the repaired kernel is {graph:2×} as fast. At {wide:,d} it keeps
-    a lead, launched either way: {lead:2×}."""
-    right = rows[rows["status"] == "ok"]  # at width 512 gradients are wrong
-    narrow, wide = right[right["hidden_size"] <= 4096], rows["hidden_size"].max()
-    over = {n: ends(part) for n, part in narrow.groupby("launch")}
+    """With 64 tokens, TF32 on both sides and widths of 1,024 to 4,096 the cost of a call decides:
+    from Python the repaired kernel's forward pass is {python:2×} as fast as Liger's, unfused
+    PyTorch's {eager:2×}, and in a CUDA graph the repaired kernel is {graph:2×} as fast. In a graph
+    it keeps a lead at 512, where one gradient misses our bound, and at {wide:,d}: {lead:2×}."""
+    right = rows[rows["status"] == "ok"]
+    middle, wide = right[right["hidden_size"].between(1024, 4096)], rows["hidden_size"].max()
+    over = {n: ends(part) for n, part in middle.groupby("launch")}
     say = {n: pair(over[n], "all-gradients") for n in ("python", "graph") if n in over}
     say |= {"eager": pair(over["python"], "eager"), "wide": wide}
-    say["lead"] = pair(ends(right[right["hidden_size"] == wide]), "all-gradients")
+    outer = rows[rows["hidden_size"].isin([512, wide]) & (rows["launch"] == "graph")]
+    say["lead"] = pair(ends(outer), "all-gradients")
     call = min(say["python"][0], say["eager"][0]) > 1.2 and say["graph"][1] < 1.05
     return say, call and say["lead"][0] > 1
 

@@ -256,5 +256,5 @@ def _compilers(compilers: pd.DataFrame) -> Iterator[dict]:
                 method, f"{name}, {what}",
                 quotient(litgpt, where, "method", *sides, "tokens_per_s" if rates else "time_s"),
                 *(by_baseline if rates else by_session)(ours, "huggingface", provider, value),
-                "another card and host" if rates else CARD, differs,
+                "another host; over the eager one's sessions" if rates else CARD, differs,
             )  # fmt: skip
