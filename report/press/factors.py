@@ -44,6 +44,13 @@ MODELS = ("small", "medium", "large", "xl", "2.7b")
 HOST, CARD = "small models wait for the host", "another card"
 
 
+PACES = {
+    "inductor": "faster memory; over the eager one's sessions",
+    "thunder": "another host; over the eager one's sessions",
+}
+"""What a token waits for, compiled in a CUDA graph and not."""
+
+
 def reproduced(theirs: float, ours: float) -> bool:
     """Whether a factor of ours is in keeping with a published one."""
     theirs, ours = theirs - 1, ours - 1
@@ -256,5 +263,5 @@ def _compilers(compilers: pd.DataFrame) -> Iterator[dict]:
                 method, f"{name}, {what}",
                 quotient(litgpt, where, "method", *sides, "tokens_per_s" if rates else "time_s"),
                 *(by_baseline if rates else by_session)(ours, "huggingface", provider, value),
-                "another host; over the eager one's sessions" if rates else CARD, differs,
+                PACES[method] if rates else CARD, differs,
             )  # fmt: skip
