@@ -4,6 +4,7 @@ A sentence that a program fills or decides is a claim, and held elsewhere.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -1323,3 +1324,20 @@ def worse(measured: Rows, order: np.ndarray) -> dict[str, Any]:
         lists = measured["samples_ms"].map(lambda s: s[::-1] if isinstance(s, list) else s)
         turned["samples_ms"] = lists.to_numpy()
     return turned
+
+
+def test_what_the_limits_say_of_quack_is_in_the_rows():
+    text = " ".join(NOTEBOOKS["7_method"].read_text(encoding="utf-8").split())
+    assert "QuACK with its search in turns at seven of eight shapes" in text
+    models = load("kernels", sessions=True)
+    models = of(models, group="models", direction="forward+backward", status="ok")
+    turns = models.groupby(["shape", "session"])["provider"].agg(set)
+    together = turns[turns.map({"fused", "quack-searched"}.issubset)]
+    assert models["shape"].nunique() - together.index.get_level_values("shape").nunique() == 7
+    assert "by a tenth above the allowed error, and raised an error at two" in text
+    loss = of(load("llama"), experiment="loss", provider="quack-searched", machine="H200")
+    loss = loss[loss["direction"] == "forward+backward"]
+    assert loss["status"].value_counts().to_dict() == {"wrong": 1, "failed": 2}
+    reason = loss.set_index("status")["reason"]["wrong"]
+    worst, allowed = map(float, re.search(r"error (\S+), allowed (\S+)", reason).groups())
+    assert 1.05 < worst / allowed < 1.15
