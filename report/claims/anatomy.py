@@ -66,10 +66,10 @@ def equal(rows: pd.DataFrame) -> tuple[dict, bool]:
     unchanged=True,
 )
 def few_tokens(rows: pd.DataFrame) -> tuple[dict, bool]:
-    """With 64 tokens, TF32 on both sides and widths of 1,024 to 4,096 the cost of a call decides:
-    from Python the repaired kernel's forward pass is {python:2×} as fast as Liger's, unfused
-    PyTorch's {eager:2×}, and in a CUDA graph the repaired kernel is {graph:2×} as fast. In a graph
-    it keeps a lead at 512, where one gradient misses our bound, and at {wide:,d}: {lead:2×}."""
+    """With 64 tokens, TF32 on both sides and widths of 1,024 to 4,096 the cost of a call decides.
+    From Python the repaired kernel's forward pass is {python:2×} as fast as Liger's, and unfused
+    PyTorch's {eager:2×}. In a CUDA graph the repaired kernel is {graph:2×} as fast. There it keeps
+    a lead at 512, where one gradient misses our bound, and at {wide:,d}: {lead:2×}."""
     right = rows[rows["status"] == "ok"]
     middle, wide = right[right["hidden_size"].between(1024, 4096)], rows["hidden_size"].max()
     over = {n: ends(part) for n, part in middle.groupby("launch")}

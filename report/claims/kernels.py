@@ -99,7 +99,7 @@ def fp32_rates(rows: pd.DataFrame) -> tuple[dict, bool]:
 )
 def quack(rows: pd.DataFrame) -> tuple[dict, bool]:
     """At 8192·3584·18944 fusedlib is {searched:3×} as fast as QuACK as it ships, after a search of
-    {seconds:2 s}, and {off:3×} as fast as QuACK with its search off. It is {cute:3×} as fast as
+    {seconds:2 s}. It is {off:3×} as fast as QuACK with its search off, and {cute:3×} as fast as
     Liger's CuTe kernels."""
     over = ratio(rows, of="fused").groupby("provider")["ratio"].median()
     say = {"searched": over["quack-searched"], "off": over["quack"], "cute": over["liger-cute"]}
