@@ -26,6 +26,7 @@ QUICK: dict[str, Any] = {
     "models": ["64·128·384"],  # tokens·hidden·intermediate of real models, bf16
     "tuned": [],  # the same that our tiles were tuned on
     "also": [],  # who else runs at both
+    "searched": [],  # those of them where torch.compile searches too, for a minute each
     "under_load": ["all"],  # who also runs sustained, at both lists of shapes
     "load_seconds": 1.0,  # of a sustained measurement, after heating
     "large_fp32": [],  # shapes in fp32, at both settings of torch's products
@@ -42,15 +43,18 @@ QUICK: dict[str, Any] = {
 }
 # No tile was tuned on the shapes of `models`; `MODELS` says whose they are.
 FULL: dict[str, Any] = QUICK | {
-    "rivals": ["all", "liger-cute"],
+    "rivals": ["all", "liger-cute", "fused-pair"],
     "models": ["8192·3584·18944", "4096·5120·13824", "8192·3072·8192", "8192·2048·5632",
                "4096·4096·12288", "2048·7168·20480", "4096·5120·17920", "16384·1536·8960"],
     "tuned": ["8192·4096·14336", "4096·4096·11008", "16384·2048·8192", "4096·8192·28672"],
-    "also": ["liger-mlp", "quack-recompute"], "also_fp32": ["triton-tf32x3"],
+    "also": ["liger-mlp", "quack-recompute", "liger-packed", "eager-packed", "inductor-packed"],
+    "searched": ["8192·3584·18944", "4096·5120·13824", "8192·3072·8192"],
+    "also_fp32": ["triton-tf32x3"],
     "large_fp32": ["1024·4096·4096", "4096·4096·4096", "1024·3072·8192", "2048·2560·10240"],
     "sweep_tokens": 64, "sweep_widths": [512, 1024, 2048, 4096, 8192, 16384, 32768],
     "half_dtypes": ["bfloat16"],
-    "under_load": ["fused", "liger", "liger-cute", "quack", "quack-searched", "products"],
+    "under_load": ["fused", "fused-pair", "liger", "liger-cute", "liger-packed", "quack",
+                   "quack-searched", "products"],
     "load_seconds": 0.7,
     "changing": ["light"], "lengths_bf16": 70, "longest": 6000, "lengths_hidden": 2048,
     "lengths_intermediate": 5632, "repetitions": 15,
@@ -69,7 +73,9 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
     groups = [("models", s.models), ("tuned", s.tuned)]
     for group, shapes in groups:
         half: dict[str, Any] = {"group": group, "dtype": "bfloat16", "directions": BOTH_WAYS}
-        listed += races(shapes, [*s.rivals, *s.also], **half, **rest)
+        for shape in shapes:
+            names = [*s.rivals, *s.also, *["inductor-searched"] * (shape in s.searched)]
+            listed += races([shape], names, **half, **rest)
     for precision in ("highest", "high"):
         listed += races(
             s.large_fp32, [*s.rivals, *s.also_fp32], group="large fp32", dtype="float32",

@@ -236,17 +236,35 @@ def one_layer(name: str, problem: SwiGLUProblem, inputs: Inputs) -> Workload:
 ON_REQUEST, SLOW = frozenset({"on request"}), frozenset({"slow to set up"})
 
 
-def fused(inputs: Inputs, save: str = "gate_up") -> Workload:
-    """Our kernels; in fp32 large products split or, in TF32, cuBLAS's; small ones plain PyTorch."""
+def packed(inputs: Inputs) -> dict[str, Tensor]:
+    """x, the rows of gate above those of up as one weight, which is made here, and w_down."""
     w_gate_up = torch.cat([inputs.w_gate, inputs.w_up]).detach().requires_grad_()
-    leaves = {"x": inputs.x, "w_gate_up": w_gate_up, "w_down": inputs.w_down}
+    return {"x": inputs.x, "w_gate_up": w_gate_up, "w_down": inputs.w_down}
+
+
+def fused(inputs: Inputs, save: str = "gate_up") -> Workload:
+    """Our kernels, gate and up packed as one weight before the clock starts."""
+    leaves = packed(inputs)
     return Workload(
-        lambda: functional.swiglu_mlp(inputs.x, w_gate_up, inputs.w_down, save=save), leaves,
-        path=functional.path_of(inputs.x, w_gate_up, inputs.w_down),
+        lambda: functional.swiglu_mlp(**leaves, save=save), leaves,
+        path=functional.path_of(**leaves),
     )  # fmt: skip
 
 
 rival(TASK, "fused", requires=("triton",), needs_cuda=True)(fused)
+
+
+@rival(TASK, "fused-pair", requires=("triton",), needs_cuda=True, traits=ON_REQUEST)
+def fused_pair(inputs: Inputs) -> Workload:
+    """Our kernels, gate and up two weights, as models and fusedlib.SwiGLUMLP have them."""
+    leaves = inputs.leaves()
+    x, w_gate, w_up, w_down = leaves.values()
+    return Workload(
+        lambda: functional.swiglu_mlp(x, (w_gate, w_up), w_down), leaves,
+        path=functional.path_of(x, (w_gate, w_up), w_down),
+    )  # fmt: skip
+
+
 rival(
     TASK, "fused-input", requires=("triton",), needs_cuda=True, traits=ON_REQUEST,
     settings="Our kernels, keeping x alone for backward and computing gate and up again",
@@ -260,12 +278,43 @@ def eager(inputs: Inputs) -> Workload:
     return Workload(lambda: reference.swiglu_mlp(**leaves), leaves)
 
 
+def packed_lines(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
+    """The MLP with gate and up packed, an operation at a time."""
+    gate, up = linear(x, w_gate_up).chunk(2, -1)
+    return linear(silu(gate) * up, w_down)
+
+
+@rival(TASK, "eager-packed", traits=ON_REQUEST)
+def eager_packed(inputs: Inputs) -> Workload:
+    """Plain PyTorch with gate and up packed as one weight, .chunk(2, -1) of one product."""
+    leaves = packed(inputs)
+    return Workload(lambda: packed_lines(**leaves), leaves)
+
+
 @rival(TASK, "inductor", traits=SLOW)
 def inductor(inputs: Inputs) -> Workload:
     """torch.compile, default mode, fullgraph=True, dynamic=False."""
     leaves = inputs.leaves()
     compiled = torch.compile(reference.swiglu_mlp, fullgraph=True, dynamic=False)
     return Workload(lambda: compiled(**leaves), leaves)
+
+
+@rival(TASK, "inductor-packed", traits=ON_REQUEST)
+def inductor_packed(inputs: Inputs) -> Workload:
+    """torch.compile, default mode, of plain PyTorch with gate and up packed as one weight."""
+    leaves = packed(inputs)
+    compiled = torch.compile(packed_lines, fullgraph=True, dynamic=False)
+    return Workload(lambda: compiled(**leaves), leaves)
+
+
+@rival(TASK, "inductor-searched", needs_cuda=True, traits=ON_REQUEST)
+def inductor_searched(inputs: Inputs) -> Workload:
+    """torch.compile, mode max-autotune-no-cudagraphs, fullgraph=True, dynamic=False."""
+    leaves = inputs.leaves()
+    compiled = torch.compile(
+        reference.swiglu_mlp, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs"
+    )
+    return rivals.searched(Workload(lambda: compiled(**leaves), leaves), inputs.dy)
 
 
 @swiglu_mlp("liger", path=TRITON)
@@ -275,6 +324,20 @@ def liger(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
 
     gated = LigerSiLUMulFunction.apply(linear(x, w_gate), linear(x, w_up))
     return linear(gated, w_down)
+
+
+@rival(TASK, "liger-packed", traits=ON_REQUEST)
+def liger_packed(inputs: Inputs) -> Workload:
+    """Liger's kernel for gate and up packed as one weight, in_place=False, as in Megatron."""
+    from liger_kernel.ops import LigerFusedGateUpSiLUMulFunction
+
+    leaves = packed(inputs)
+
+    def forward() -> Tensor:
+        gate_up = linear(leaves["x"], leaves["w_gate_up"])
+        return linear(LigerFusedGateUpSiLUMulFunction.apply(gate_up, False), leaves["w_down"])
+
+    return Workload(forward, leaves, path=TRITON)
 
 
 @rival(TASK, "liger-cute", requires=("cutlass",), capability=(9, 0), traits=ON_REQUEST)
