@@ -1,5 +1,6 @@
 """The topic llama: arms stay apart and are right; where memory goes, and how far it lasts."""
 
+import functools
 import sys
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from fusedlib.bench import cuda_graphs
-from study import llama, operation, patched, race, rivals, run
+from study import compiling, llama, operation, patched, race, rivals, run
 from study.llama import operations, steps
 from study.llama.training import Trajectory, loss_distances, wrong_gradients
 
@@ -137,6 +138,44 @@ def test_liger_changes_one_model_and_no_class(small):
     assert changed >= norms
     assert not [n for n, m in other.named_modules() if "forward" in vars(m)]
     assert model.lm_head.weight is other.lm_head.weight
+
+
+@pytest.mark.parametrize("small", ["two layers", *FAMILIES], indirect=True)
+def test_a_setting_of_liger_s_loss_reaches_its_kernel(small, monkeypatch):
+    functional = pytest.importorskip("liger_kernel.transformers.functional")
+    seen = []
+
+    @functools.wraps(functional.liger_fused_linear_cross_entropy)
+    def instead(hidden, weight, target, *positional, **settings):
+        seen.append(settings)
+        return cross_entropy((hidden @ weight.T).float(), target)
+
+    monkeypatch.setattr(functional, "liger_fused_linear_cross_entropy", instead)
+    model, ids = patched.build(small, "float32", "cpu"), patched.tokens(small, 2, 16, "cpu")
+    patched.with_liger(model, patched.SWITCHES[3:], chunk_mem_const=8)
+    model(ids, labels=ids)
+    assert [settings["chunk_mem_const"] for settings in seen] == [8]
+
+
+def test_an_arm_that_compiles_nothing_is_not_timed_as_compiled(monkeypatch):
+    made = rivals.Rival(patched.TASK, "idle", lambda model: model, "a test", traits=patched.WHOLE)
+    monkeypatch.setitem(rivals.RIVALS, (patched.TASK, "idle"), made)
+    row = measured(["idle"])["idle"]
+    assert row["status"] == "unavailable" and "no graph" in row["reason"]
+
+
+def test_no_shape_of_a_race_runs_eagerly_for_torch_has_compiled_eight(monkeypatch):
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: x.sin() + 1, backend="eager", dynamic=False)
+    before = compiling.graphs_compiled()
+    with compiling.never_eager():
+        for n in range(2, 14):
+            compiled(torch.ones(n))
+    assert compiling.graphs_compiled() == before + 12
+    monkeypatch.setattr(compiling, "MOST_GRAPHS", 12)
+    with compiling.never_eager(), pytest.raises(Exception, match="recompile_limit"):
+        compiled(torch.ones(14))
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("small", FAMILIES, indirect=True)

@@ -16,6 +16,7 @@ from fusedlib.bench.attempt import Unavailable
 from study.settings import MIB
 
 LEAST_CALLS, MOST_CALLS = 4, 10  # before the clock; a CUDA graph is captured in the second
+MOST_GRAPHS = 64  # of one function, such as a model's forward, for which all arms of a race ask
 
 
 class TooLong(BaseException):
@@ -63,6 +64,24 @@ def graphs_compiled() -> int:
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
+
+
+def graphs_refused() -> int:
+    """How often Inductor made no CUDA graph where it was asked for one, in this process."""
+    if "torch._dynamo" not in sys.modules:
+        return 0
+    from torch._dynamo.utils import counters
+
+    return int(counters["inductor"]["cudagraph_skips"])
+
+
+def never_eager() -> AbstractContextManager[Any]:
+    """Inside, torch.compile takes up to `MOST_GRAPHS` graphs of a function, where by itself it runs
+    the ninth one uncompiled without a word; one more is an error.
+    """
+    import torch._dynamo
+
+    return torch._dynamo.config.patch(recompile_limit=MOST_GRAPHS, fail_on_recompile_limit_hit=True)
 
 
 def call_until_compiled(

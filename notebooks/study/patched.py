@@ -195,13 +195,17 @@ PARTS = ("mlp", "rms_norm", "rope", "attention", "loss")
 """Those of `fusedlib.apply_to`."""
 WHOLE = frozenset({"whole"})
 """Trait of an arm that compiles the whole model."""
+GRAPH, GRAPHS = "graph", "graphs"
+"""Traits of an arm whose step is captured here in a CUDA graph, and where torch.compile does it."""
+RECORDED = 2
+"""Calls after which torch.compile has its CUDA graphs."""
 
 
 def require_possible(case: Case) -> None:
     """Raise `Unavailable` where device or package is missing, or an arm takes no such model."""
     arm = rivals.get(TASK, case["provider"])
     arm.check_available(case["device"], case["dtype"])
-    if arm.name.endswith("-causal") and CONFIGS[case["model"]].get("family") == "Gemma2":
+    if "causal" in arm.name and CONFIGS[case["model"]].get("family") == "Gemma2":
         raise Unavailable("scaled_dot_product_attention has no soft cap for this model's scores")
 
 
@@ -254,6 +258,56 @@ def compiled_causal(model: nn.Module) -> Call:
     return torch.compile(causal(model), dynamic=False)
 
 
+@rival(
+    TASK, "inductor-causal-searched", requires=("transformers",), needs_cuda=True,
+    traits=WHOLE | {"searched", "on request"},
+)  # fmt: skip
+def compiled_searched(model: nn.Module) -> Call:
+    """The same, mode="max-autotune-no-cudagraphs": it searches for the tiles of each product."""
+    return torch.compile(causal(model), mode="max-autotune-no-cudagraphs", dynamic=False)
+
+
+@rival(
+    TASK, "inductor-causal-graphs", requires=("transformers",), needs_cuda=True,
+    traits=WHOLE | {GRAPHS},
+)  # fmt: skip
+def compiled_graphs(model: nn.Module) -> Call:
+    """The same, mode="reduce-overhead": CUDA graphs of forward and of backward."""
+    return torch.compile(causal(model), mode="reduce-overhead", dynamic=False)
+
+
+_CAPTURED: dict[str, Any] = {"requires": ("transformers",), "needs_cuda": True,
+                             "traits": frozenset({GRAPH})}  # fmt: skip
+
+
+def never_waiting(call: Call) -> Call:
+    """A call that is refused where the host waits for the card, which a capture forbids: one that
+    fails would leave the process with a random generator that cannot be used.
+    """
+
+    def called(*given: Any, **more: Any) -> Any:
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return call(*given, **more)
+        except RuntimeError as error:
+            if "synchroniz" not in str(error):
+                raise
+            raise Unavailable(
+                f"its forward pass waits for the card, so no CUDA graph can hold it: {error}"
+            ) from error
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+    return called
+
+
+@rival(TASK, f"{BASELINE}-graph", **_CAPTURED)
+def plain_captured(model: nn.Module) -> Call:
+    """Attention by the flag is_causal, forward and backward captured in one CUDA graph."""
+    return never_waiting(causal(model))
+
+
 def with_liger(model: Any, switches: Iterable[str], **loss: Any) -> nn.Module:
     """Put Liger's operations into this one model, with further settings of its fused loss;
     transformers' module stays as it was.
@@ -296,9 +350,22 @@ def _liger_arm(name: str, switches: Sequence[str], **loss: Any) -> None:
 _liger_arm("liger", SWITCHES)
 _liger_arm("liger-without-flce", SWITCHES[:3])
 _liger_arm("liger-fp32", SWITCHES, accum_dtype=torch.float32)
+_liger_arm("liger-chunks", SWITCHES, chunk_mem_const=8)  # as its own patch of GPT-OSS has it
 for _name in SWITCHES:
     _short = _name.replace("fused_linear_cross_entropy", "FLCE")
     _liger_arm(f"liger-{_short.lower().replace('_', '-')}", (_name,))
+
+
+def _liger_captured(name: str, switches: Sequence[str]) -> None:
+    def arm(model: nn.Module) -> Call:
+        return never_waiting(liger.by(liger.TRITON, with_liger(causal(model), switches)))
+
+    arm.__doc__ = f"Liger's {', '.join(switches)}, captured as Hugging Face's"
+    rival(TASK, name, **_CAPTURED)(arm)
+
+
+_liger_captured("liger-graph", SWITCHES)
+_liger_captured("liger-without-flce-graph", SWITCHES[:3])
 
 
 _CUTE: dict[str, Any] = {"requires": ("transformers", "cutlass"), "capability": (9, 0)}
@@ -381,9 +448,7 @@ def fused_compiled_layers(model: nn.Module) -> Call:
     return compiled_layers(model)
 
 
-@rival(
-    TASK, "fused-graph", needs_cuda=True, requires=("transformers",), traits=frozenset({"graph"})
-)
+@rival(TASK, "fused-graph", **_CAPTURED)
 def fused_captured(model: nn.Module) -> Call:
     """fusedlib.apply_to with all its parts, forward and backward captured in one CUDA graph."""
     fusedlib.apply_to(model)
@@ -425,7 +490,7 @@ class ExactModel:
         """Errors of an arm's loss and gradients, by name; of those alone that arrived."""
         model = copy_of(self.model, weights=True)
         call = one.build(model)
-        return check.errors(self._of(model, call, "graph" in one.traits), self.true)
+        return check.errors(self._of(model, call, one.traits), self.true)
 
     def path(self, one: Arm) -> str | None:
         """Whose kernels of Liger's an arm runs, as `liger.path` has it."""
@@ -440,12 +505,16 @@ class ExactModel:
         figures = {"gradients_error": max(gradients, default=None)}
         return check.require(rival_errors, self.baseline, getattr(torch, dtype), figures=figures)
 
-    def _of(self, model: nn.Module, call: Call, graph: bool = False) -> dict[str, Tensor]:
-        if not graph:
-            return self._results(model, call(self.ids, labels=self.ids).loss)
-        program = LlamaTrainer(model, call, self.ids, graph=True)
-        program.issue()
-        return self._results(model, program.loss)
+    def _of(
+        self, model: nn.Module, call: Call, traits: frozenset[str] = frozenset()
+    ) -> dict[str, Tensor]:
+        if GRAPH in traits:
+            program = LlamaTrainer(model, call, self.ids, graph=True)
+            program.issue()
+            return self._results(model, program.loss)
+        for _ in range(RECORDED * (GRAPHS in traits)):
+            self._results(model, call(self.ids, labels=self.ids).loss)
+        return self._results(model, call(self.ids, labels=self.ids).loss)
 
     def _results(self, model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
         if loss.requires_grad:

@@ -65,6 +65,9 @@ QUICK: dict[str, Any] = {
     "families": ["two Qwen3 layers"],  # models at the headline's batch and context
     "family_arms": ["huggingface", "liger", "fused"],  # in these models
     "stepped": ["huggingface", "liger", "fused"],  # arms of whole steps, memory and limits
+    "sized": ["huggingface", "liger-without-flce", "liger", "fused"],  # arms at other sizes
+    "captured": [],  # beside them in sizes of few tokens: CUDA graphs
+    "searched": [],  # arms beside one that searches for its tiles
     "parts": ["huggingface", "fused", "fused-loss", "fused-without-loss"],  # one alone, or left out
     "invariant_shapes": ["1·16"],  # sequences·tokens of steps in fusedlib.batch_invariant
     "precise": [],  # arms in fp32, at both settings of its products
@@ -86,8 +89,15 @@ FULL: dict[str, Any] = QUICK | {
     "contexts": [512, 8192, 24576],
     "families": ["Llama-3.2-1B", "Qwen3-0.6B", "Gemma-2-2B, 8 layers", "Phi-3-mini, 8 layers",
                  "Mistral-7B, 6 layers"],
-    "family_arms": ["huggingface", "liger-without-flce", "liger", "fused", "inductor",
-                    "inductor-causal", "fused-inductor"],
+    "family_arms": ["huggingface", "liger-without-flce", "liger", "liger-chunks", "fused",
+                    "inductor", "inductor-causal", "fused-inductor"],
+    "stepped": ["huggingface", "liger", "liger-chunks", "fused", "inductor-causal"],
+    "sized": ["huggingface", "liger-without-flce", "liger", "liger-chunks", "fused",
+              "inductor-causal"],
+    "captured": ["huggingface-graph", "liger-without-flce-graph", "liger-graph", "fused-graph",
+                 "inductor-causal-graphs"],
+    "searched": ["huggingface", "liger", "liger-chunks", "fused", "inductor-causal",
+                 "inductor-causal-searched"],
     "parts": ["huggingface", "liger", "liger-flce", "liger-without-flce", "fused", *ALONE,
               *WITHOUT],
     "invariant_shapes": ["4·2048", "4·512", "1·512", "1·64"],
@@ -104,7 +114,6 @@ EXPERIMENTS = (*STEPS, *OPERATIONS, "memory", "limit", "distributed", "gradients
 BATCH, OFFLOADED_STEPS = 4, 3  # sequences at the headline's size; steps measured under DeepSpeed
 IGNORED_SHARES = 0.0, 0.5  # of the tokens, prompts and padding
 TRAINED_BATCH, LEARNING_RATE = 8, 3e-4
-FEW = ["huggingface", "liger-without-flce", "liger", "fused"]  # arms at other sizes
 LEARNING = ["huggingface", "liger", "liger-fp32", "fused"]  # arms that are trained
 HOST_BOUND_TOKENS = 4096  # of a step; above, the card computes for longer than the host issues
 
@@ -179,12 +188,14 @@ def _steps(s: SimpleNamespace) -> list[dict[str, Any]]:
     listed = arms("step", s.arms, group="arms", **_turns(s))
     listed += arms("step", s.stepped, group="whole", **_turns(s) | {"optimizer": True})
     listed += arms("step", s.parts, group="parts", **_turns(s))
+    listed += arms("step", s.searched, group="searched", **_turns(s))
     shapes = [(n, s.batch_context) for n in s.batches] + [(BATCH, n) for n in s.contexts]
     for count, length in shapes:
         few = count * length <= HOST_BOUND_TOKENS
         there = {"batch_size": count, "context_length": length}
         there["repetitions"] = s.host_bound_repetitions if few else max(1, s.repetitions // 2)
-        listed += arms("step", FEW, group="sizes", **_turns(s) | there)
+        names = [*s.sized, *s.captured] if few else s.sized
+        listed += arms("step", names, group="sizes", **_turns(s) | there)
     for text in s.invariant_shapes:
         there = dict(zip(("batch_size", "context_length"), map(int, text.split("·")), strict=True))
         names = ["fused", BATCH_INVARIANT]

@@ -1,5 +1,6 @@
 """Steps of arms: in turns on one model; alone, what fills their memory and how far they reach."""
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -8,15 +9,20 @@ import torch
 from torch import nn
 
 from fusedlib.bench import check
-from fusedlib.bench.attempt import Wrong, free_memory, is_out_of_memory
+from fusedlib.bench.attempt import Unavailable, Wrong, free_memory, is_out_of_memory
 from fusedlib.bench.turns import Checked, Turn
 from study import liger, rivals, trainers
 from study.allocator import CATEGORIES, Watch, at_peak, live
 from study.cases import Case, Row
+from study.compiling import graphs_compiled, graphs_refused, never_eager
 from study.patched import (
     BATCH_INVARIANT,
     CONFIGS,
+    GRAPH,
+    GRAPHS,
+    RECORDED,
     TASK,
+    WHOLE,
     Call,
     ExactModel,
     LlamaTrainer,
@@ -46,7 +52,10 @@ class Setup:
     def check(self, case: Case) -> Checked:
         """Hold an arm against the truth and set it up on the whole model."""
         one = rivals.get(TASK, case["provider"])
+        before = graphs_compiled()
         figures = {**one.facts(), **self.exact.errors(one, case["dtype"])}
+        if one.traits >= WHOLE and graphs_compiled() == before:
+            raise Unavailable("torch.compile made no graph of it: it would run eagerly")
         if liger.is_liger(one.name):
             figures["path"] = self.exact.path(one) or liger.TRITON
         free_memory()
@@ -58,7 +67,8 @@ class Setup:
         """An arm's turns on one batch, whose loss at full size is compared and whose peaks are
         taken first.
         """
-        graph = "graph" in rivals.get(TASK, case["provider"]).traits
+        traits = rivals.get(TASK, case["provider"]).traits
+        graph = GRAPH in traits
         ids = tokens(case["model"], case["batch_size"], case["context_length"], case["device"])
         size = case["batch_size"], case["context_length"]
         if size not in self.losses:
@@ -67,8 +77,16 @@ class Setup:
             model, call, ids, optimizer=case["optimizer"], graph=graph,
             invariant=case["provider"] == BATCH_INVARIANT,
         )  # fmt: skip
+        begin, refused = time.perf_counter(), graphs_refused()
+        for _ in range(RECORDED * (GRAPHS in traits)):
+            program.issue()
         figures = {"loss": _checked_loss(program, self.losses[size], case["dtype"])}
-        figures |= program.activations() | ({} if graph else trainers.peaks(program))
+        if "searched" in traits:
+            figures["search_s"] = time.perf_counter() - begin
+        if graphs_refused() > refused:
+            raise Unavailable("torch.compile made no CUDA graph of a part of it")
+        if not traits & {GRAPH, GRAPHS}:  # their memory is held all the time
+            figures |= program.activations() | trainers.peaks(program)
         turn = trainers.turn(program, steps=1)
         turn.figures |= figures
         return turn
@@ -124,13 +142,14 @@ def flops(case: Case) -> int:
 
 def race(cases: Sequence[Case]) -> list[Row]:
     """Arms in turns, in half precision or in fp32."""
-    return timed(
-        cases, InFp32 if cases[0]["experiment"] == "fp32" else Setup,
-        same=("model", "dtype", "device", "optimizer", "group", "precision"),
-        available=require_possible, settings=precision_of,
-        work=lambda case: {"tokens": case["batch_size"] * case["context_length"]},
-        rounds=int(cases[0]["repetitions"]), warmup=1, bursts=False,
-    )  # fmt: skip
+    with never_eager():
+        return timed(
+            cases, InFp32 if cases[0]["experiment"] == "fp32" else Setup,
+            same=("model", "dtype", "device", "optimizer", "group", "precision"),
+            available=require_possible, settings=precision_of,
+            work=lambda case: {"tokens": case["batch_size"] * case["context_length"]},
+            rounds=int(cases[0]["repetitions"]), warmup=1, bursts=False,
+        )  # fmt: skip
 
 
 # --- one arm alone --------------------------------------------------------------------------------
@@ -192,7 +211,8 @@ def limit(case: Case) -> dict[str, Any]:
         return True
 
     first = max(1, (case["batch_size"], case["context_length"])[at] // unit)
-    return {"largest": furthest(fits, first) * unit}
+    with never_eager():
+        return {"largest": furthest(fits, first) * unit}
 
 
 def furthest(fits: Callable[[int], bool], first: int) -> int:
