@@ -282,6 +282,10 @@ operation(
 operation("loss", "liger-fp32", path=liger.TRITON, settings=f"{_liger}, accum_dtype=torch.float32")(
     liger.by(liger.TRITON, partial(liger_loss, accum_dtype=torch.float32))
 )
+operation(
+    "loss", "liger-chunks", path=liger.TRITON,
+    settings=f"{_liger}, chunk_mem_const=8: chunks of eight times as many tokens",
+)(liger.by(liger.TRITON, partial(liger_loss, chunk_mem_const=8)))  # fmt: skip
 
 
 @operation("loss", "liger-flce-cute", **CUTE)
@@ -342,7 +346,7 @@ def torch_chunked(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
     return (torch.nn.functional.linear_cross_entropy(hidden, weight, target, options=options),)
 
 
-def quack_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: bool) -> Outputs:
+def quack_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) -> Outputs:
     """QuACK's chunked_linear_cross_entropy as it comes: it chooses its way, and searches tiles."""
     from quack.linear_cross_entropy import (  # type: ignore[import-not-found]
         chunked_linear_cross_entropy,
@@ -362,6 +366,9 @@ operation("loss", "quack", settings="The same with its search off, tuned=False")
 operation(
     "loss", "quack-base", settings="The same, use_scaled_exp=False, with its search", **_searched
 )(partial(quack_loss, use_scaled_exp=False))
+operation(
+    "loss", "quack-chunks", settings="The same as it comes, chunk_size=2048", **_searched
+)(partial(quack_loss, chunk_size=2048))  # fmt: skip
 
 
 @operation("norm", "quack-rmsnorm")
@@ -387,13 +394,22 @@ def cut_scores(hidden: Tensor, weight: Tensor, target: Tensor, _: bool, **how: A
 
 _CUT: dict[str, tuple[str, dict[str, Any]]] = {
     "cut": ("as it comes: skips blocks of gradients below a 32nd of the dtype's eps", {}),
+    "cut-fp32": (
+        "accum_e_fp32=True, accum_c_fp32=True: skips blocks, fp32 sums",
+        {"accum_e_fp32": True, "accum_c_fp32": True},
+    ),
+    "cut-full-c": (
+        'impl="cce_kahan_full_c": skips blocks of d_hidden alone, fp32 sums',
+        {"impl": "cce_kahan_full_c"},
+    ),
     "cut-kahan": ('impl="cce_exact": skips nothing, fp32 sums', {"impl": "cce_exact"}),
 }
 for _name, (_how, _set) in _CUT.items():
     _options: dict[str, Any] = {"settings": f"Cut cross entropy {_how}"}
     operation("loss", _name, **_options)(partial(cut_loss, **_set))
-    _options["traits"] = frozenset({WITHOUT_ENTROPIES})
-    scores(_name, **_options)(partial(cut_scores, **_set))
+    if _name in ("cut", "cut-kahan"):
+        _options["traits"] = frozenset({WITHOUT_ENTROPIES})
+        scores(_name, **_options)(partial(cut_scores, **_set))
 
 
 @scores("trl", requires=("trl",))
@@ -452,8 +468,14 @@ def fused_scores(hidden: Tensor, weight: Tensor, target: Tensor, entropy: bool) 
 
 @operation("loss", "fused")
 def fused_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
-    """fusedlib.linear_cross_entropy, d_weight summed in fp32."""
+    """fusedlib.linear_cross_entropy as it comes, memory="balanced"; d_weight summed in fp32."""
     return (fusedlib.linear_cross_entropy(hidden, weight, target),)
+
+
+@operation("loss", "fused-least")
+def fused_loss_least(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
+    """fusedlib.linear_cross_entropy, memory="least"."""
+    return (fusedlib.linear_cross_entropy(hidden, weight, target, memory="least"),)
 
 
 @operation("norm", "fused")
@@ -577,11 +599,12 @@ def available(case: Case) -> None:
         raise Unavailable(f"torch {torch.__version__} has no linear_cross_entropy in chunks")
     if case["experiment"] == "entropies" and WITHOUT_ENTROPIES in one.traits:
         raise Unavailable("it gives log-probabilities without entropies")
-    if one.name == "cut-kahan":
+    if one.name in ("cut-full-c", "cut-kahan"):
         from cut_cross_entropy import LinearCrossEntropyImpl
 
-        if not hasattr(LinearCrossEntropyImpl, "CCE_EXACT"):
-            raise Unavailable("this cut_cross_entropy has no cce_exact: install it from GitHub")
+        impl = _CUT[one.name][1]["impl"]
+        if not hasattr(LinearCrossEntropyImpl, impl.upper()):
+            raise Unavailable(f"this cut_cross_entropy has no {impl}: install it from GitHub")
 
 
 class Setup(Operation):
