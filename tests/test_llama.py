@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from fusedlib.bench import cuda_graphs
-from study import compiling, llama, operation, patched, race, rivals, run
+from study import compiling, llama, operation, patched, race, rivals, run, trainers
 from study.llama import operations, steps
 from study.llama.training import Trajectory, loss_distances, wrong_gradients
 
@@ -74,6 +74,17 @@ def test_a_whole_step_has_its_optimizer_and_trains_nobody_elses_weights():
     for row in rows.values():
         assert row["optimizer_median_ms"] > 0
         assert row["loss"] == pytest.approx(rows[patched.BASELINE]["loss"], rel=1e-6)
+
+
+def test_adamw_is_the_fused_one_with_moments_in_the_weights_dtype_as_the_paper_says():
+    model, ids = patched.build("two layers", "bfloat16", "cpu"), torch.ones(1, 16, dtype=torch.long)
+    trainer = patched.LlamaTrainer(model, model, ids, optimizer=True)
+    trainer.issue()
+    assert trainer.optimizer.defaults["fused"] and not trainer.optimizer.defaults["foreach"]
+    weights, moments = list(model.parameters()), trainers.moments_of(trainer.optimizer)
+    assert len(moments) == 2 * len(weights)
+    kept = [*weights, *(p.grad for p in weights), *moments]
+    assert {one.dtype for one in kept} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("model", ["two layers", "two small layers"])
