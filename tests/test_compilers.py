@@ -96,8 +96,8 @@ def test_an_arm_whose_results_miss_is_wrong_and_gets_no_time(arm, experiment):
 
 @pytest.mark.parametrize(
     ("name", "masked"),
-    [("inductor", True), ("inductor-causal", False), ("inductor-layers", False),
-     ("fused-inductor-layers", False)],
+    [("inductor", True), ("inductor-causal", False), ("inductor-causal-searched", False),
+     ("inductor-layers", False), ("fused-inductor-layers", False)],
 )  # fmt: skip
 def test_a_llama_compiled_as_a_whole_gets_a_mask_from_transformers_unless_its_arm_forbids_one(
     monkeypatch, name, masked

@@ -87,8 +87,8 @@ def _by_layer(model: Any) -> Call:
     return same
 
 
-def _causal(model: Any) -> Call:
-    return torch.compile(patched.causal(patched.copy_of(model)))
+def _causal(model: Any, **options: Any) -> Call:
+    return torch.compile(patched.causal(patched.copy_of(model)), **options)
 
 
 def _whole(**options: Any) -> Callable[[Call], Call]:
@@ -113,11 +113,16 @@ _inductor(
 )  # fmt: skip
 _inductor(
     "inductor-graphs-searched", "the whole, mode max-autotune", _whole(mode="max-autotune"),
-    "graphs", "on request",
+    "graphs", "searched", "on request",
 )  # fmt: skip
 _inductor(
     "inductor-causal", "the whole, mode default, attention by the flag is_causal", _causal,
     "on request",
+)  # fmt: skip
+_inductor(
+    "inductor-causal-searched",
+    "the whole, mode max-autotune-no-cudagraphs, attention by the flag is_causal",
+    partial(_causal, mode="max-autotune-no-cudagraphs"), "searched", "on request",
 )  # fmt: skip
 _inductor(
     "inductor-layers fused-inductor-layers", "each decoder layer, mode default", _by_layer,
