@@ -153,6 +153,27 @@ def test_all_that_runs_is_timed_in_turns_and_the_rest_says_why_not(direction):
                if name not in good)  # fmt: skip
 
 
+def test_a_backend_is_chosen_outside_the_clock_and_torch_has_all_of_them_afterwards(monkeypatch):
+    """An audit: some ways entered sdpa_kernel in each call that was timed, others did not."""
+    attend, enter = causal.F.scaled_dot_product_attention, causal.sdpa_kernel
+    entered, seen, counts, enabled = [], [], [], torch.backends.cuda
+
+    def logged(*given, **more):
+        seen.append((enabled.math_sdp_enabled(), enabled.flash_sdp_enabled()))
+        return attend(*given, **more)
+
+    monkeypatch.setattr(causal.F, "scaled_dot_product_attention", logged)
+    monkeypatch.setattr(causal, "sdpa_kernel", lambda one: entered.append(one) or enter(one))
+    for repetitions in (2, 9):
+        entered.clear()
+        rows = raced("math", "flash", "sdpa", repetitions=repetitions)
+        assert [row.status for row in rows.values()] == ["ok"] * 3
+        assert set(seen[-3 * repetitions :]) == {(True, False), (False, True), (True, True)}
+        assert enabled.math_sdp_enabled() and enabled.flash_sdp_enabled()
+        counts.append(len(entered))
+    assert counts[0] == counts[1], "as often, however many calls are timed"
+
+
 def test_what_forgets_the_mask_is_wrong_and_gets_no_time(added):
     @added(causal.TASK, "unmasked")
     def unmasked(operands):

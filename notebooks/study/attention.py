@@ -112,11 +112,12 @@ def measure(race: list[Case]) -> list[Row]:
     if race[0]["experiment"] == "default":
         return each(race, causal.chosen)
     setup = calls.Setup if race[0]["experiment"] == "call" else causal.Setup
-    return timed(
-        race, setup, same=(*SHAPE, "device"), available=available,
-        settings=lambda case: roofline.precision_of("highest"), warmup=1,
-        rounds=int(race[0]["repetitions"]),
-    )  # fmt: skip
+    with causal.all_afterwards():
+        return timed(
+            race, setup, same=(*SHAPE, "device"), available=available,
+            settings=lambda case: roofline.precision_of("highest"), warmup=1,
+            rounds=int(race[0]["repetitions"]),
+        )  # fmt: skip
 
 
 def available(case: Case) -> None:
