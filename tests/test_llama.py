@@ -353,13 +353,32 @@ def test_exact_gradients_are_those_of_float64_rounded_once():
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_every_arm_on_a_gpu(dtype):
-    rows = measured(["all"], dtype=dtype, device="cuda", context_length=128)
+    arms = ["all", *llama.FULL["captured"]]
+    rows = measured(arms, dtype=dtype, device="cuda", context_length=128)
     reasons = {n: (r["status"], r["reason"]) for n, r in rows.items() if r["status"] != "ok"}
     assert set(reasons) <= {n for n in rows if n.startswith("liger")}, reasons
     assert all(status == "unavailable" for status, _ in reasons.values()), reasons
     for name, row in rows.items():
         if row["status"] == "ok" and "graph" not in name:
             assert row["activations_mib"] > 0 and row["peak_mib"] > 0
+
+
+@pytest.mark.gpu
+def test_a_step_that_waits_for_the_card_is_not_captured_and_spoils_nothing(monkeypatch):
+    def waiting(model):
+        def call(ids, labels):
+            ids.sum().item()
+            return model(ids, labels=labels)
+
+        return patched.capturable(call)
+
+    traits = frozenset({patched.GRAPH})
+    made = rivals.Rival(patched.TASK, "waiting", waiting, "for a test", traits=traits)
+    monkeypatch.setitem(rivals.RIVALS, (patched.TASK, "waiting"), made)
+    rows = measured(["waiting", "huggingface-graph"], dtype="bfloat16", device="cuda")
+    assert rows["waiting"]["status"] == "unavailable" and "waits" in rows["waiting"]["reason"]
+    assert rows["huggingface-graph"]["status"] == "ok"
+    torch.rand(2, device="cuda")
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from functools import partial
 from types import FunctionType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -269,27 +270,31 @@ def compiled_searched(model: nn.Module) -> Call:
 
 @rival(
     TASK, "inductor-causal-graphs", requires=("transformers",), needs_cuda=True,
-    traits=WHOLE | {GRAPHS},
+    traits=WHOLE | {GRAPHS, "on request"},
 )  # fmt: skip
 def compiled_graphs(model: nn.Module) -> Call:
     """The same, mode="reduce-overhead": CUDA graphs of forward and of backward."""
     return torch.compile(causal(model), mode="reduce-overhead", dynamic=False)
 
 
-_CAPTURED: dict[str, Any] = {"requires": ("transformers",), "needs_cuda": True,
-                             "traits": frozenset({GRAPH})}  # fmt: skip
+_CAPTURED: dict[str, Any] = {"requires": ("transformers",), "needs_cuda": True}
 
 
-def never_waiting(call: Call) -> Call:
-    """A call that is refused where the host waits for the card, which a capture forbids: one that
-    fails would leave the process with a random generator that cannot be used.
+def capturable(call: Call) -> Call:
+    """A call whose first one runs as if it were captured, and is refused where the host waits for
+    the card: a capture that fails there would leave torch's random generator unusable.
     """
+    tried = False
 
     def called(*given: Any, **more: Any) -> Any:
+        nonlocal tried
+        if tried:
+            return call(*given, **more)
         before = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            return call(*given, **more)
+            with patch("torch.cuda.is_current_stream_capturing", lambda: True):
+                result = call(*given, **more)
         except RuntimeError as error:
             if "synchroniz" not in str(error):
                 raise
@@ -298,14 +303,16 @@ def never_waiting(call: Call) -> Call:
             ) from error
         finally:
             torch.cuda.set_sync_debug_mode(before)
+        tried = True
+        return result
 
     return called
 
 
-@rival(TASK, f"{BASELINE}-graph", **_CAPTURED)
+@rival(TASK, f"{BASELINE}-graph", traits=frozenset({GRAPH, "on request"}), **_CAPTURED)
 def plain_captured(model: nn.Module) -> Call:
     """Attention by the flag is_causal, forward and backward captured in one CUDA graph."""
-    return never_waiting(causal(model))
+    return capturable(causal(model))
 
 
 def with_liger(model: Any, switches: Iterable[str], **loss: Any) -> nn.Module:
@@ -358,10 +365,10 @@ for _name in SWITCHES:
 
 def _liger_captured(name: str, switches: Sequence[str]) -> None:
     def arm(model: nn.Module) -> Call:
-        return never_waiting(liger.by(liger.TRITON, with_liger(causal(model), switches)))
+        return capturable(liger.by(liger.TRITON, with_liger(causal(model), switches)))
 
     arm.__doc__ = f"Liger's {', '.join(switches)}, captured as Hugging Face's"
-    rival(TASK, name, **_CAPTURED)(arm)
+    rival(TASK, name, traits=frozenset({GRAPH, "on request"}), **_CAPTURED)(arm)
 
 
 _liger_captured("liger-graph", SWITCHES)
@@ -448,7 +455,7 @@ def fused_compiled_layers(model: nn.Module) -> Call:
     return compiled_layers(model)
 
 
-@rival(TASK, "fused-graph", **_CAPTURED)
+@rival(TASK, "fused-graph", traits=frozenset({GRAPH}), **_CAPTURED)
 def fused_captured(model: nn.Module) -> Call:
     """fusedlib.apply_to with all its parts, forward and backward captured in one CUDA graph."""
     fusedlib.apply_to(model)

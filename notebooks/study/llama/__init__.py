@@ -190,7 +190,7 @@ def _steps(s: SimpleNamespace) -> list[dict[str, Any]]:
     listed += arms("step", s.parts, group="parts", **_turns(s))
     listed += arms("step", s.searched, group="searched", **_turns(s))
     shapes = [(n, s.batch_context) for n in s.batches] + [(BATCH, n) for n in s.contexts]
-    for count, length in shapes:
+    for count, length in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
         few = count * length <= HOST_BOUND_TOKENS
         there = {"batch_size": count, "context_length": length}
         there["repetitions"] = s.host_bound_repetitions if few else max(1, s.repetitions // 2)

@@ -145,7 +145,8 @@ def race(cases: Sequence[Case]) -> list[Row]:
     with never_eager():
         return timed(
             cases, InFp32 if cases[0]["experiment"] == "fp32" else Setup,
-            same=("model", "dtype", "device", "optimizer", "group", "precision"),
+            # By repetitions, so that graphs of few tokens give their memory back before many.
+            same=("model", "dtype", "device", "optimizer", "group", "precision", "repetitions"),
             available=require_possible, settings=precision_of,
             work=lambda case: {"tokens": case["batch_size"] * case["context_length"]},
             rounds=int(cases[0]["repetitions"]), warmup=1, bursts=False,
