@@ -49,7 +49,7 @@ FULL: dict[str, Any] = QUICK | {
     "tuned": ["8192·4096·14336", "4096·4096·11008", "16384·2048·8192", "4096·8192·28672"],
     "also": ["liger-mlp", "quack-recompute", "liger-packed", "eager-packed", "inductor-packed"],
     "searched": ["8192·3584·18944", "4096·5120·13824", "8192·3072·8192"],
-    "also_fp32": ["triton-tf32x3"],
+    "also_fp32": ["triton-tf32x3", "triton-tf32x3-searched"],
     "large_fp32": ["1024·4096·4096", "4096·4096·4096", "1024·3072·8192", "2048·2560·10240"],
     "sweep_tokens": 64, "sweep_widths": [512, 1024, 2048, 4096, 8192, 16384, 32768],
     "half_dtypes": ["bfloat16"],

@@ -367,23 +367,28 @@ def liger_mlp(inputs: Inputs) -> Workload:
     return Workload(lambda: LigerMLPFunction.apply(x[None], *weights)[0], leaves, path=TRITON)
 
 
-@rival(
-    TASK, "triton-tf32x3", requires=("triton",), needs_cuda=True,
-    dtypes=("float32",), traits=ON_REQUEST,
-)  # fmt: skip
-def triton_tf32x3(inputs: Inputs) -> Workload:
+def triton_tf32x3(inputs: Inputs, searched: bool = False) -> Workload:
     """PyTorch's lines, each product one Triton kernel, tl.dot with input_precision="tf32x3"."""
-    from study.product_kernel import Linear
+    from study.product_kernel import Linear, searched_product, split_product
 
-    leaves = inputs.leaves()
+    leaves, product = inputs.leaves(), searched_product if searched else split_product
 
     def forward() -> Tensor:
         x, w_gate, w_up, w_down = (leaves[name] for name in ("x", "w_gate", "w_up", "w_down"))
-        gated = silu(Linear.apply(x, w_gate)) * Linear.apply(x, w_up)
-        y: Tensor = Linear.apply(gated, w_down)
+        gated = silu(Linear.apply(x, w_gate, product)) * Linear.apply(x, w_up, product)
+        y: Tensor = Linear.apply(gated, w_down, product)
         return y
 
-    return Workload(forward, leaves)
+    work = Workload(forward, leaves)
+    return rivals.searched(work, inputs.dy) if searched else work
+
+
+_fp32: dict[str, Any] = {"requires": ("triton",), "needs_cuda": True, "dtypes": ("float32",)}
+rival(TASK, "triton-tf32x3", traits=ON_REQUEST, **_fp32)(triton_tf32x3)
+rival(
+    TASK, "triton-tf32x3-searched", traits=ON_REQUEST, **_fp32,
+    settings="The same, of each product the fastest of eight tiles, by triton.autotune",
+)(partial(triton_tf32x3, searched=True))  # fmt: skip
 
 
 def quack(inputs: Inputs, **settings: bool) -> Workload:
