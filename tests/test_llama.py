@@ -69,6 +69,23 @@ def test_a_wrong_gradient_gets_no_time(broken):
     assert row["gradients_error"] == pytest.approx(0.01, rel=0.01)
 
 
+def test_a_layer_that_the_check_of_gradients_lacks_gives_zeros_and_the_arm_no_time(monkeypatch):
+    deep = patched.CONFIGS["two layers"] | {"hidden_size": 512, "num_hidden_layers": 4}
+    monkeypatch.setitem(patched.CONFIGS, "two layers", deep)
+
+    def without_third(model):
+        for layer in model.model.layers[2:3]:
+            layer.mlp.register_forward_hook(lambda mlp, given, y: torch.zeros_like(y))
+        return model
+
+    for name, arm in (("lazy", without_third), ("honest", lambda model: model)):
+        made = rivals.Rival(patched.TASK, name, arm, "for a test")
+        monkeypatch.setitem(rivals.RIVALS, (patched.TASK, name), made)
+    rows = measured(["honest", "lazy"], dtype="bfloat16")
+    assert rows["honest"]["status"] == "ok"
+    assert rows["lazy"]["status"] == "wrong" and "median_ms" not in rows["lazy"]
+
+
 def test_a_whole_step_has_its_optimizer_and_trains_nobody_elses_weights():
     rows = measured([patched.BASELINE, "fused"], optimizer=True, group="whole")
     for row in rows.values():
@@ -198,7 +215,10 @@ def test_what_is_right_for_another_family(small):
     assert figures["gradients_error"] < 1e-4
     model, ids = patched.build(small, "float32", "cpu"), patched.tokens(small, 2, 16, "cpu")
     loss = model(ids, labels=ids).loss.item()
-    assert patched.plain_loss(model, ids) == pytest.approx(loss, rel=1e-5)
+    plain = patched.plain_loss(model, ids)
+    likeliest = model(ids, labels=plain.likeliest).loss.item()
+    assert plain.likeliest_loss == pytest.approx(likeliest, rel=1e-5) and likeliest < loss
+    assert plain.loss == pytest.approx(loss, rel=1e-5)
 
 
 def test_memory_is_split_to_the_byte():

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from types import FunctionType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, nll_loss
 
 import fusedlib
 from fusedlib import reference
@@ -129,17 +129,17 @@ def tokens(config: str, batch_size: int, context_length: int, device: Any, seed:
 
 
 class LlamaTrainer(trainers.Trainer):
-    """An arm's model with its tokens, which are labels too, as `trainers` runs it; where asked
-    with torch's fused AdamW, with forward and backward as one CUDA `graph`, or inside
-    `fusedlib.batch_invariant`.
+    """An arm's model with its tokens, which are labels too where none are given, as `trainers` runs
+    it; where asked with torch's fused AdamW, with forward and backward as one CUDA `graph`, or
+    inside `fusedlib.batch_invariant`. Whoever overwrites given labels changes those of a graph too.
     """
 
     def __init__(
         self, model: nn.Module, call: Call, ids: Tensor, *, optimizer: bool = False,
-        graph: bool = False, invariant: bool = False,
+        graph: bool = False, invariant: bool = False, labels: Tensor | None = None,
     ) -> None:  # fmt: skip
         super().__init__(model, ids.device)
-        self.call, self.ids = call, ids
+        self.call, self.ids, self.labels = call, ids, labels
         self.around = fusedlib.batch_invariant if invariant else nullcontext
         if optimizer:
             self.optimizer = trainers.adamw(model.parameters(), "fused")
@@ -151,7 +151,8 @@ class LlamaTrainer(trainers.Trainer):
 
     def forward(self) -> Tensor:
         """The model's own loss."""
-        loss: Tensor = self.call(self.ids, labels=self.ids).loss
+        labels = self.ids if self.labels is None else self.labels
+        loss: Tensor = self.call(self.ids, labels=labels).loss
         return loss
 
     def issue(self, section: trainers.Section | None = None) -> Sections:
@@ -562,19 +563,36 @@ def _exact_norm(norm: Any, x: Tensor) -> Tensor:
     return reference.rms_norm(x, 1 + norm.weight, norm.eps)  # Gemma's
 
 
+class PlainLoss(NamedTuple):
+    """Of the plain model: its loss; the tokens that it finds likeliest, as labels (batch, context)
+    in the host's memory; and its loss with these.
+    """
+
+    loss: float
+    likeliest: Tensor
+    likeliest_loss: float
+
+
 @torch.no_grad()
-def plain_loss(model: Any, ids: Tensor) -> float:
-    """The loss of the plain model, a sequence and a chunk of logits at a time, summed in fp32."""
-    total = torch.zeros((), device=ids.device)
+def plain_loss(model: Any, ids: Tensor) -> PlainLoss:
+    """Of the plain model, a sequence and a chunk of logits at a time, summed in fp32."""
+    total, least = torch.zeros(2, device=ids.device)
+    likeliest = ids.to("cpu", copy=True)
     cap = getattr(model.config, "final_logit_softcapping", None)
-    for row in ids:
+    for row, labels in zip(ids, likeliest, strict=True):
         hidden = model.model(row[None]).last_hidden_state[0, :-1]
-        for states, wanted in zip(hidden.split(CHUNK), row[1:].split(CHUNK), strict=True):
+        chunks = hidden.split(CHUNK), row[1:].split(CHUNK), labels[1:].split(CHUNK)
+        for states, wanted, best in zip(*chunks, strict=True):
             logits = model.lm_head(states).float()
             if cap is not None:
                 logits = cap * torch.tanh(logits / cap)
-            total += cross_entropy(logits, wanted, reduction="sum")
-    return total.item() / (ids.shape[0] * (ids.shape[1] - 1))
+            logarithms = logits.log_softmax(-1)
+            total += nll_loss(logarithms, wanted, reduction="sum")
+            most = logarithms.max(-1)
+            least -= most.values.sum()
+            best.copy_(most.indices)
+    count = ids.shape[0] * (ids.shape[1] - 1)
+    return PlainLoss(total.item() / count, likeliest, least.item() / count)
 
 
 @rival(TASK, EXACT, requires=("transformers",), traits=frozenset({"on request"}))
