@@ -282,6 +282,32 @@ def test_an_interrupt_keeps_every_race_that_ended(measured, here):
     assert len(measured()) == 4
 
 
+def test_a_lost_device_ends_the_run_and_blames_who_lost_it_alone(measured, here, monkeypatch):
+    lost = []
+
+    def synchronize():
+        if lost:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def crashes(case):
+        if (case["size"], case["way"]) == (1, "b"):
+            lost.append(case)
+        return ("failed" if lost else "ok"), {}
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    DO["x"] = DO["y"] = crashes
+    with pytest.raises(SentenceError, match="x .* illegal memory access"):
+        measured()
+    with pytest.raises(SentenceError, match="illegal memory access"):
+        measured()
+    written = [(r["size"], r["way"], r["provider"]) for r in read_objects(here / "tiny.jsonl")]
+    assert written == [(1, "a", "x"), (1, "a", "y"), (1, "b", "x")]
+    lost.clear()
+    DO.clear()
+    assert [row[:2] for row in measured()[::2]] == [(2, "a"), (2, "b"), (1, "b")]
+
+
 def test_replayed_rows_are_read_and_nothing_is_measured(measured, here, monkeypatch):
     measured(sizes=[1])
     monkeypatch.setenv(rows.REPLAY, "all")

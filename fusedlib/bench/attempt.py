@@ -4,6 +4,7 @@ import gc
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Generic, TypeVar
@@ -98,7 +99,22 @@ def free_memory() -> None:
 
     gc.collect()
     if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        with suppress(RuntimeError):  # of a device that is lost, as the next call says
+            torch.cuda.empty_cache()
+
+
+def lost_device() -> str:
+    """What CUDA says of an error that no call of this process gets over, such as an illegal access;
+    empty where there is none.
+    """
+    import torch
+
+    if torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            return _first_line(error)
+    return ""
 
 
 def forget_compiled() -> None:

@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 import study
 from fusedlib.bench import machine as machines
+from fusedlib.bench.attempt import lost_device
 from study import paths, provenance, rivals
 from study import race as racing
 from study.cases import Row, differing, label
@@ -150,8 +151,14 @@ def run(
 def _measure(
     store: "_Store", todo: Mapping[str, list[Case]], set_name: str, is_over: Callable[[], bool]
 ) -> None:
-    """Measure these races, and append the rows of each the moment it ends."""
+    """Measure these races, and append the rows of each the moment it ends.
+
+    Raises:
+        SentenceError: a failure after which every call fails, as an illegal access on the device.
+            Who was first to fail has a row and nobody else of that race.
+    """
     measure, written = topic(store.topic).measure, 0
+    _require_device(store.topic)
     names = [n for n in differing(c for race in todo.values() for c in race) if n not in HOW]
     recording = ""
     try:
@@ -163,6 +170,9 @@ def _measure(
                 shown.set_postfix_str(label(race[0], names), refresh=False)
                 began, clock = datetime.now(UTC), time.monotonic()
                 rows: list[Row] = measure(race)
+                failed = [row for row in rows if row.status == "failed"]
+                if lost := lost_device() if failed else "":
+                    rows = [next((r for r in failed if lost in str(r.reason)), failed[0])]
                 recording = recording or store.recording(set_name, began)
                 seconds = (time.monotonic() - clock) / max(len(rows), 1)
                 append_objects(
@@ -170,9 +180,19 @@ def _measure(
                 )
                 written += len(rows)
                 shown.update(len(race))
+                if lost:
+                    _require_device(f"{store.topic}: {label(rows[0].case, ['provider', *names])}")
     finally:
         racing.free()
     print(f"{store.topic}: {written} rows written · {store.path}")
+
+
+def _require_device(who: str) -> None:
+    if lost := lost_device():
+        raise SentenceError(
+            f"{who}: {lost}. Nothing runs in this process any more, so nobody else was measured: "
+            "run it again, in a new process; races in which somebody failed then come last"
+        )
 
 
 def _searched(wanted: Mapping[str, list[Case]]) -> AbstractContextManager[None]:
@@ -217,17 +237,19 @@ class _Store:
     def lacking(
         self, wanted: Mapping[str, list[Case]], set_name: str, fresh: bool
     ) -> dict[str, list[Case]]:
-        """Of these races those that are to be measured."""
+        """Of these races those that are to be measured; last those in which somebody failed."""
         sets = {line["id"]: line["set"] for line in self.recordings()}
         lines = read_objects(self.path) if self.path.exists() and not fresh else []
         existing = {
             (row["race"], row["provider"]): row for row in lines
             if sets.get(row["recording"]) == set_name
         }  # fmt: skip
-        return {
+        left = {
             race: cases for race, cases in wanted.items()
             if any(self._lacks(existing.get((race, case.get("provider"))), case) for case in cases)
         }  # fmt: skip
+        failed = {race for (race, _), row in existing.items() if row["status"] == "failed"}
+        return dict(sorted(left.items(), key=lambda item: item[0] in failed))
 
     def _lacks(self, row: Mapping[str, Any] | None, case: Case) -> bool:
         if row is None or row["status"] == "failed" or rivals.is_own(str(case.get("provider"))):
