@@ -245,6 +245,15 @@ def test_what_failed_is_tried_again_and_what_is_unavailable_once_it_can_be_had(m
     assert measured(sizes=[2], providers=["x"]) == []
 
 
+def test_who_was_tried_and_refused_is_tried_again_by_other_code_alone(measured, monkeypatch):
+    DO["y"] = lambda case: ("unavailable", {})
+    assert len(measured(sizes=[1], providers=["y"])) == 2
+    assert measured(sizes=[1], providers=["y"]) == []
+    monkeypatch.setattr(run.provenance, "commit", lambda: ("another", False))
+    assert len(measured(sizes=[1], providers=["y"])) == 2
+    assert measured(sizes=[1], providers=["y"]) == []
+
+
 def test_fresh_begins_a_new_set_and_keeps_the_old_rows(measured, here):
     measured()
     again = measured(fresh=True)

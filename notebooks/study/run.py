@@ -34,6 +34,8 @@ from study.rows import HOW, RECORDINGS, REPLAY, key, load
 from study.turns import turn_on
 
 Case = dict[str, Any]
+TRIED = "tried"
+"""Figure of who was unavailable though nothing that is asked for beforehand is missing."""
 RECORDING = "FUSEDLIB_RECORDING"
 """Names the set of recordings that rows go into."""
 PROTOCOL = "published_protocol_"
@@ -111,8 +113,9 @@ def run(
 ) -> pd.DataFrame:  # fmt: skip
     """Measure of a topic what this machine lacks, and give its rows with this machine's.
 
-    A race is measured if one of its cases has no row, or one that failed, or that may be had now;
-    and if a notebook itself defines who runs. While rows are replayed nothing is measured.
+    A race is measured if one of its cases has no row, or one that failed, or that may be had now,
+    which who was tried and refused may elsewhere or by other code; and if a notebook itself defines
+    who runs. While rows are replayed nothing is measured.
 
     Args:
         profile: whose sizes hold where none are given: "quick", or "full" for a large GPU.
@@ -173,6 +176,9 @@ def _measure(
                 failed = [row for row in rows if row.status == "failed"]
                 if lost := lost_device() if failed else "":
                     rows = [next((r for r in failed if lost in str(r.reason)), failed[0])]
+                for row in rows:
+                    if row.status == "unavailable" and store.may_be_had(row.case):
+                        row.figures[TRIED] = True
                 recording = recording or store.recording(set_name, began)
                 seconds = (time.monotonic() - clock) / max(len(rows), 1)
                 append_objects(
@@ -238,24 +244,28 @@ class _Store:
         self, wanted: Mapping[str, list[Case]], set_name: str, fresh: bool
     ) -> dict[str, list[Case]]:
         """Of these races those that are to be measured; last those in which somebody failed."""
-        sets = {line["id"]: line["set"] for line in self.recordings()}
+        known = {line["id"]: line for line in self.recordings() if line["set"] == set_name}
         lines = read_objects(self.path) if self.path.exists() and not fresh else []
-        existing = {
-            (row["race"], row["provider"]): row for row in lines
-            if sets.get(row["recording"]) == set_name
-        }  # fmt: skip
-        left = {
-            race: cases for race, cases in wanted.items()
-            if any(self._lacks(existing.get((race, case.get("provider"))), case) for case in cases)
-        }  # fmt: skip
+        lines = [row for row in lines if row["recording"] in known]
+        existing = {(row["race"], row["provider"]): row for row in lines}
+        now = machines.describe().environment, provenance.commit()[0]
+        same = {i for i, line in known.items() if now == (line["environment"], line["commit"])}
+
+        def lacks(race: str, case: Case) -> bool:
+            row = existing.get((race, case.get("provider")))
+            if row is None or row["status"] == "failed":
+                return True
+            if rivals.is_own(str(case.get("provider"))):
+                return True
+            was_tried = row.get(TRIED) and row["recording"] in same
+            return row["status"] == "unavailable" and not was_tried and self.may_be_had(case)
+
+        left = {race: cases for race, cases in wanted.items() if any(lacks(race, c) for c in cases)}
         failed = {race for (race, _), row in existing.items() if row["status"] == "failed"}
         return dict(sorted(left.items(), key=lambda item: item[0] in failed))
 
-    def _lacks(self, row: Mapping[str, Any] | None, case: Case) -> bool:
-        if row is None or row["status"] == "failed" or rivals.is_own(str(case.get("provider"))):
-            return True
-        if row["status"] != "unavailable":
-            return False
+    def may_be_had(self, case: Mapping[str, Any]) -> bool:
+        """Whether nothing that its topic asks for beforehand is missing here."""
         available = getattr(topic(self.topic), "available", None)
         if available is None:
             return False
