@@ -442,10 +442,7 @@ def liger_scaled(hidden: Tensor, weight: Tensor, target: Tensor, entropy: bool) 
     """LigerFusedLinearScaledCrossEntropyFunction, on Hopper by CuTe kernels."""
     from liger_kernel.ops import LigerFusedLinearScaledCrossEntropyFunction as Scaled
 
-    try:
-        given = Scaled.apply(hidden, weight, target, return_entropy=entropy)
-    except ImportError as problem:  # of nvidia-cutlass-dsl, which Liger does not bring
-        raise Unavailable(str(problem)) from problem
+    given = Scaled.apply(hidden, weight, target, return_entropy=entropy)
     return (-given[0], given[1]) if entropy else (-given,)
 
 
@@ -599,6 +596,9 @@ def available(case: Case) -> None:
         raise Unavailable(f"torch {torch.__version__} has no linear_cross_entropy in chunks")
     if case["experiment"] == "entropies" and WITHOUT_ENTROPIES in one.traits:
         raise Unavailable("it gives log-probabilities without entropies")
+    hopper = case["device"] == "cuda" and torch.cuda.get_device_capability() == (9, 0)
+    if one.name == "liger-scaled" and hopper and not liger.has_cute():
+        raise Unavailable("on Hopper it needs nvidia-cutlass-dsl, which Liger does not bring")
     if one.name in ("cut-full-c", "cut-kahan"):
         from cut_cross_entropy import LinearCrossEntropyImpl
 
