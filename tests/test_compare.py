@@ -876,8 +876,11 @@ def test_on_a_card_bandwidth_bound_functions_are_under_the_roof(dtype, backward)
 
 @pytest.mark.gpu
 def test_on_a_card_the_answer_in_freed_memory_is_poisoned():
-    x, w = drawn(512, 1024).cuda(), drawn(1024, 1024, seed=1).cuda()
-    empty = lambda x, w: torch.empty(512, 1024, device="cuda")  # noqa: E731
+    """As many blocks as operands and results have hold it, and operands are of its size too."""
+    x, w = drawn(1024, 1024).cuda(), drawn(1024, 1024, seed=1).cuda()
+    kept = [product(x, w) for _ in range(8)]
+    del kept
+    empty = lambda x, w: torch.empty(1024, 1024, device="cuda")  # noqa: E731
     line = raced(product, empty, {"x": x, "w": w})
     assert line.status == "wrong" and "nan" in line.reason
 

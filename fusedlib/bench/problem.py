@@ -256,9 +256,10 @@ class Problem:
         }
         given = {**work.leaves, **upstream}
         work.write(truth.values)
-        alarms.poison([self.kinds[name] for name in required], gradients[0].device)
         unchanged = ExitStack()
         unchanged.enter_context(alarms.unchanged(given))
+        # Last: the copies of operands would take the blocks.
+        alarms.poison([self.kinds[name] for name in required], gradients[0].device)
 
         def held(results: Callable[[], Results]) -> Figures:
             try:

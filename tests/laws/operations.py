@@ -378,9 +378,15 @@ NO_LOSS = (
 )  # fmt: skip
 
 
-def of_each_p(sizes: Sizes) -> float:
-    """An error of `fusedlib.ops.loss.kernels`; the largest magnitude of a row is about log V."""
-    return (8 + math.log2(sizes["v"]) + math.log(sizes["v"])) * 2**-23
+def of_each_p(sizes: Sizes, softcap: float | None = None) -> float:
+    """An error of `fusedlib.ops.loss.kernels`; the largest magnitude of a row is about log V, and
+    with a softcap as much more as that lets through. Logits before it are at most four times it.
+    """
+    largest = math.log(sizes["v"]) + (softcap or 0.0)
+    error = 8 + math.log2(sizes["v"]) + largest
+    if softcap:
+        error += (20 * largest + 8 + 6 * 4) / 2
+    return error * 2**-23
 
 
 def loss(
@@ -420,7 +426,8 @@ def loss(
         # By token statistics, weights and losses; else the gradients, that of a half's W in fp32,
         # and which tokens count.
         keeps=("10t", "v") if by_token else ("t h", "v h", "v", "t", ""), keeps_fp32=True,
-        gpu_tuning={"loss_logits_bytes": 2**22}, stated={"d_bias": of_each_p},
+        gpu_tuning={"loss_logits_bytes": 2**22},
+        stated={"d_bias": partial(of_each_p, softcap=settings.get("softcap"))},
         refused=(
             *({"ignore_index": number} for number in (1.5, True, 2**70, -(2**63) - 1)),
             {"softcap": 0.0}, {"softcap": "a"}, *(NO_POLICY if "tokens" in operands else NO_LOSS),
