@@ -337,6 +337,8 @@ def save_operands(
 def _view(operand: Tensor | None, tells: bool) -> Tensor | None:
     if operand is None or hasattr(operand, BROUGHT_BACK):
         return operand
+    if operand.is_inference():  # made in inference mode, a frozen encoder's features say
+        return operand.clone()
     return operand.view_as(operand) if tells else operand.detach()
 
 

@@ -21,7 +21,13 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 import fusedlib
@@ -62,7 +68,9 @@ def refused(model: nn.Module, words: str) -> None:
 
 
 def check_torch(plain: nn.Module, patched: nn.Module) -> None:
-    replicated, sharded, flat, one_parameter, parallel = (copy.deepcopy(patched) for _ in range(5))
+    replicated, sharded, flat, one_parameter, parallel, head, norms = (
+        copy.deepcopy(patched) for _ in range(7)
+    )
     check("DDP", trained(DistributedDataParallel(replicated), own_share()).module, plain)
     check_fsdp2(sharded, plain)
     policy = ModuleWrapPolicy({type(flat.model.layers[0])})
@@ -82,6 +90,18 @@ def check_torch(plain: nn.Module, patched: nn.Module) -> None:
         parallelize_module(layer, init_device_mesh("cpu", (2,)), plan)
     check("Tensor parallelism", trained(parallel, IDS), plain)
     refused(parallel, "tensor parallelism already: .* load it without tp_plan")
+    # Their hooks hand the first argument on: no target, and no residual.
+    by_token = SequenceParallel(use_local_output=True)
+    names = ("input_layernorm", "post_attention_layernorm")
+    for name, model, plan in (
+        ("A head by columns", head, {"lm_head": ColwiseParallel(output_layouts=Replicate())}),
+        ("Norms by token", norms, {f"model.layers.*.{name}": by_token for name in names}),
+    ):
+        parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
+        loss, wanted = (of(IDS, labels=IDS).loss for of in (model, plain))
+        torch.testing.assert_close(loss, wanted)
+        loss.backward()
+        print(f"{name}: the loss is the plain model's")
 
 
 def check_fsdp2(sharded: nn.Module, plain: nn.Module) -> None:

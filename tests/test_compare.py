@@ -605,6 +605,13 @@ WHOLE = 2**53 + torch.arange(64)  # off by one was "ok" above 2**53, which float
 NUMBERS = torch.arange(3072).view(64, 48) * 7 % 99
 HALVES = {n: drawn(*HEADS, seed=i).bfloat16() for i, n in enumerate("qkv")}
 BOTH = lambda x: (x.amax(0), x.argmax(0))  # noqa: E731
+OWN = drawn(24, 24, seed=6).requires_grad_()
+
+
+def product_with_own(x):
+    return x @ OWN.to(x.dtype)
+
+
 REFUSED = {
     "a wrong gradient": (product, lambda x, w: 1.01 * product(x, w) - 0.01 * product(x, w).detach(),
                          {"x": X, "w": W}, "d_x: norm error"),
@@ -626,8 +633,10 @@ REFUSED = {
     "kept whole numbers": (lambda x: x.sum(0), kept, {"x": NUMBERS},
                            "kept and not computed"),
     "a constant": (always_one, lambda x: torch.ones(16), {"x": X}, "gives the same whatever"),
+    "a weight that is no input": (product_with_own, lambda x: x @ OWN, {"x": X},
+                                  "a tensor of shape (24, 24) that is no input wants a gradient"),
 }  # fmt: skip
-DIFFERENTIABLE = "a wrong gradient", "a constant"
+DIFFERENTIABLE = "a wrong gradient", "a constant", "a weight that is no input"
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -796,6 +805,26 @@ def test_an_input_that_is_a_tuple_is_one_argument_with_a_gradient_for_each_eleme
         assert {"d_x_error", "d_w[0]_error", "d_w[1]_error"} <= {*comparison.rows}
     with pytest.raises(ValueError, match=r"the input 'w\[1\]' is a float, not a tensor"):
         bench.compare(gated, functions, {"x": X, "w": kind([W, 1.0])})
+
+
+def test_gradients_that_nobody_asked_to_keep_are_no_success():
+    """Under `no_grad` forward alone stood as forward and backward."""
+    with torch.no_grad():
+        line = raced(lambda x: (x * 2, x + 1), lambda x: (x * 2, x + 1), {"x": X}, backward=True)
+    assert line.status == "wrong" and "gives no gradient" in line.reason
+    assert OWN.grad is None
+
+
+@pytest.mark.parametrize("given", [drawn(16, 72)[:, 24:48], drawn(16, 48)[:, ::2], drawn(65)[1:]])
+def test_functions_get_the_strides_and_the_alignment_that_they_were_given(given):
+    seen = set()
+
+    def layout(x):
+        seen.add((x.stride(), x.data_ptr() % 64))
+        return x + 1
+
+    assert raced(lambda x: x + 1, layout, {"x": given}).status == "ok"
+    assert seen == {(given.stride(), given.data_ptr() % 64)}
 
 
 def test_without_a_gpu_graphs_and_load_say_so():

@@ -94,6 +94,23 @@ def test_ratio_comes_from_pairs_so_that_drift_cancels():
         statistics.bootstrap_median([])
 
 
+def test_a_clock_marks_the_stream_of_its_own_card(monkeypatch):
+    """Not of the current one, which would be done when the launch is."""
+    marked = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            """Nothing."""
+
+        def record(self, stream="of the current card"):
+            marked.append(stream)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"of {device}")
+    timing.clock_for("cuda:1").mark()
+    assert marked == ["of cuda:1"]
+
+
 @pytest.mark.gpu
 def test_cuda_clock_sees_the_device_not_the_launch():
     x = torch.randn(8192, 8192, device="cuda")

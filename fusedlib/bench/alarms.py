@@ -121,6 +121,27 @@ def unchanged(operands: Mapping[str, Tensor]) -> Iterator[None]:
         raise Wrong(f"wrote over {', '.join(written)}: a rival must leave its operands alone")
 
 
+def require_inputs_alone(outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> None:
+    """Raise `Wrong` where gradients would reach another leaf than an input: it would be neither
+    checked nor dropped between samples, and stay in its owner's `grad`.
+    """
+    known = {id(leaf) for leaf in inputs.values()}
+    seen, waiting = set(), [y.grad_fn for y in outputs.values() if isinstance(y, Tensor)]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in known:
+            raise Wrong(
+                f"a tensor of shape {tuple(leaf.shape)} that is no input wants a gradient, which "
+                "nothing would check: give it as an input (a module's by "
+                "torch.func.functional_call), or freeze it"
+            )
+        waiting += [following for following, _ in node.next_functions]
+
+
 @contextmanager
 def no_new_threads() -> Iterator[None]:
     """Raise `Wrong` where a thread of Python's that began inside is still alive."""
@@ -308,6 +329,7 @@ RULES = (
     Rule("the stream is busy before a call", "another stream, not waited for", hold_back),
     Rule("outputs are done at the return", "threads and streams that go on writing", as_returned),
     Rule("outputs have memory of their own", "static buffers, views of inputs", require_own_memory),
+    Rule("gradients reach inputs alone", "weights kept in a function", require_inputs_alone),
     Rule("no thread stays at work", "work that the clock does not see", no_new_threads),
     Rule("timers stay what they are", "a clock that is replaced", require_own_timers),
     Rule("work is on the current stream", "a side stream", timing.require_current_stream),

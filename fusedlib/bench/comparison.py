@@ -4,7 +4,7 @@ import html
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -71,9 +71,9 @@ def compare(
 
     All are called with the inputs in their order, `f(x, w)`, and give a tensor or a tuple of them.
     An input that is a tuple or list is one argument, and its elements are named `w[0]`, `w[1]`.
-    They run on copies of the inputs. Nothing is written to a file, and no time is used again. A
-    function is "ok"; "less accurate", timed and marked wherever its time is compared; or "wrong",
-    with a reason and no time. The rules:
+    They run on copies of the inputs, of their strides and alignment. Nothing is written to a file,
+    and no time is used again. A function is "ok"; "less accurate", timed and marked wherever its
+    time is compared; or "wrong", with a reason and no time. The rules:
 
     - The truth is the reference in float64. An output or gradient may err twice as much as the
       reference does in the inputs' own dtype, and four roundoffs, in norm and, of the largest, in
@@ -156,20 +156,22 @@ def compare(
     shared: Figures = {"direction": DIRECTIONS[backward], "device": str(device), "launch": launch,
               "repetitions": rounds}  # fmt: skip
     forget_compiled()
-    problem = Attempt.at(
-        _Problem, reference, functions, operands, partial(_as_given, given), seeded,
-        bool(backward), deterministic, tuple(batch_invariant),
-    )  # fmt: skip
-    tried = {name: _checked(problem, name) for name in functions}
-    rows = [
-        _row(shared, name, one) for name, one in tried.items() if one.value is None
-    ]  # fmt: skip
-    ready = {name: one.value for name, one in tried.items() if one.value is not None}
-    if problem.value is not None and ready:
-        if moved_bytes is None:
-            moved_bytes = problem.value.compulsory_bytes(shared["direction"])
-        work = {"flops": flops, "compulsory_bytes": moved_bytes}
-        rows += _timed(ready, shared, work, seconds)
+    arguments = partial(_as_given, given)
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        problem = Attempt.at(
+            _Problem, reference, functions, operands, arguments, seeded, bool(backward),
+            deterministic, tuple(batch_invariant),
+        )  # fmt: skip
+        tried = {name: _checked(problem, name) for name in functions}
+        rows = [
+            _row(shared, name, one) for name, one in tried.items() if one.value is None
+        ]  # fmt: skip
+        ready = {name: one.value for name, one in tried.items() if one.value is not None}
+        if problem.value is not None and ready:
+            if moved_bytes is None:
+                moved_bytes = problem.value.compulsory_bytes(shared["direction"])
+            work = {"flops": flops, "compulsory_bytes": moved_bytes}
+            rows += _timed(ready, shared, work, seconds)
     lesser, largest = (
         (problem.value.less_accurate, problem.value.largest) if problem.value else ({}, {})
     )
@@ -298,6 +300,8 @@ class _Problem(Problem):
         wanted = [name for name in floating if operands[name].requires_grad] or floating
         for name in wanted if backward else ():
             leaves[name].requires_grad_()
+        if backward:
+            alarms.require_inputs_alone(named(reference(*arguments(leaves.values()))), leaves)
         with torch.no_grad():
             outputs = reference(*arguments(leaves.values()))
         results = named(outputs)
@@ -310,6 +314,10 @@ class _Problem(Problem):
         super().__init__(
             Operands(leaves, dy), lambda **named: reference(*arguments(named.values()))
         )
+        self.backward = backward
+        if backward and not any(name.startswith("d_") for name in self.drawn.true):
+            raise Wrong("the reference gives no gradient: compare forward alone, or outside of "
+                        "torch.no_grad()")  # fmt: skip
         self.in_half = check.roundoff(self.dtype) > 2**-24
         self.times = TIMES_IN_HALF if self.in_half else TIMES_LESS_ACCURATE
         differ = [self.distinguishes(self.rewritten, name) for name in self.drawn.true]
@@ -414,6 +422,8 @@ class _Problem(Problem):
         call = partial(self.functions[name], *self.arguments(leaves.values()))
         work = Workload(call, leaves)
         with alarms.own_timers():
+            if self.backward:
+                alarms.require_inputs_alone(named(call()), leaves)
             checked = self.admit(name, work)
             if self.deterministic:
                 self._require_same_bits(work)
@@ -474,9 +484,22 @@ class _Problem(Problem):
         return {"forward": forward, "backward": backward}.get(direction, forward + backward)
 
 
+ALIGNMENT = 256  # of memory that CUDA's allocator gives, in bytes
+
+
 def _copy(tensor: Tensor) -> Tensor:
-    """A leaf of its own memory; where elements share memory, of the same."""
-    return tensor.detach().clone() if all(tensor.stride()) else tensor.detach()
+    """A leaf of its own memory, of the same strides and alignment, by which functions may choose
+    their way; where elements share memory, of the same memory or packed.
+    """
+    if not tensor.numel() or not all(tensor.stride()):
+        return tensor.detach()
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    lead = tensor.data_ptr() % ALIGNMENT // tensor.itemsize
+    memory = tensor.new_empty(lead + last + 1)
+    try:
+        return memory.as_strided(tensor.shape, tensor.stride(), lead).copy_(tensor.detach())
+    except RuntimeError:  # elements overlap
+        return tensor.detach().clone()
 
 
 def _gradient_like(output: Any) -> Tensor:

@@ -39,9 +39,9 @@ class CudaClock(Clock):
     """Events in the stream: no synchronisation between marks, the host may run ahead."""
 
     def mark(self) -> torch.cuda.Event:
-        """An event recorded in the current stream."""
+        """An event recorded in the device's current stream."""
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))
         return event
 
     def elapsed_ms(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:

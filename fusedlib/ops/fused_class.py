@@ -20,8 +20,9 @@ from fusedlib.compat import has_own_hooks, hooks_of, is_fake
 # The forwards of linear layers that give x Wᵀ + b; ours are added where they are defined.
 LINEAR_FORWARDS: set[Any] = {nn.Linear.forward}
 # Hooks of these bring a module's weights where it is called, or where they are read; DeepSpeed's do
-# both. They change no values.
+# both. They change no values. Tensor parallelism's move the first argument, and drop the others.
 BRING_TO_CALLS, BRING_TO_READERS = ("torch", "deepspeed"), ("deepspeed",)
+TENSOR_PARALLEL = "torch.distributed.tensor"
 
 
 @dataclass(frozen=True)
@@ -158,9 +159,12 @@ def plain_weights(*children: Any, biased: bool = True) -> list[Tensor] | None:
 
 def has_hooks(module: Any, besides: tuple[str, ...] = ()) -> bool:
     """True if a call of the module runs hooks of its own, except those of these libraries."""
-    return has_own_hooks(module) and any(
-        str(getattr(hook, "__module__", None)).partition(".")[0] not in besides
-        for hook in hooks_of(module)
+    if not has_own_hooks(module):
+        return False
+    origins = [str(getattr(hook, "__module__", None)) for hook in hooks_of(module)]
+    return any(
+        name.partition(".")[0] not in besides or name.startswith(TENSOR_PARALLEL)
+        for name in origins
     )
 
 

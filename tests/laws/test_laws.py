@@ -652,6 +652,20 @@ def test_a_change_in_place_is_noticed(case):
         operand.detach().copy_(before)
 
 
+def test_operands_may_come_from_inference_mode(case):
+    """As a frozen encoder's features say: gradients of the others are what they were."""
+    wanted = case.named_step()
+    for name, operand in case.operands.items():
+        with torch.inference_mode():
+            frozen = operand.detach().clone()
+        if others := [leaf for leaf in case.leaves if leaf != name]:
+            results = case.results(**{name: frozen})
+            upstream = {n: t for n, t in case.upstream.items() if results[n].requires_grad}
+            found = grad([results[n] for n in upstream], [case.leaves[n] for n in others],
+                         [*upstream.values()])  # fmt: skip
+            assert close(found, [wanted[f"d_{n}"] for n in others]), name
+
+
 @PLAIN
 def test_results_may_be_written_to(case):
     results, changed = case.results(), case.results()

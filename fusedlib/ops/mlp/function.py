@@ -235,7 +235,9 @@ def _run_again_in_backward(activation: str, *operands: Any) -> Tensor:
         return _plain_pytorch(activation, *operands)
     # Views, whose memory stays what it is when an operand's is exchanged.
     views = [t if t is None or hasattr(t, BROUGHT_BACK) else t.view_as(t) for t in operands]
-    y: Tensor = checkpoint(_plain_pytorch, activation, *views, use_reentrant=False)
+    y: Tensor = checkpoint(
+        _plain_pytorch, activation, *views, use_reentrant=False, preserve_rng_state=False
+    )
     return y
 
 

@@ -17,7 +17,7 @@ from torch.nn.functional import embedding, pad
 
 from fusedlib import reference
 from fusedlib.compat import is_transformed
-from fusedlib.launch import Config, Launch, cdiv, has_kernels, launch_for, next_power_of_2
+from fusedlib.launch import MAX_GRID, Config, Launch, cdiv, has_kernels, launch_for, next_power_of_2
 from fusedlib.op import call_prepared, declare, save_operands
 from fusedlib.ops.arguments import (
     KERNEL_DTYPES,
@@ -242,6 +242,13 @@ def _start(
     first, last = given[0], given[-1]
     batch, heads, tokens, head_dim = first.shape
     key_heads = last.shape[1] if len(given) > 1 else 0
+    if batch > MAX_GRID[1]:  # sequences lie along a grid's y
+        for part in slice(batch // 2), slice(batch // 2, None):
+            some, their = ([x[part] for x in of] for of in (given, results))
+            c, s = (x if x.ndim == 2 or len(x) == 1 else x[part] for x in (cos, sin))
+            at = positions if positions is None or len(positions) == 1 else positions[part]
+            _start(some, their, c, s, at, inverse, weights, eps)
+        return
     wide = results[0].shape[-1]
     half, rest = cos.shape[-1] // 2, min(head_dim, wide) - cos.shape[-1]
     zeros = max(wide - head_dim, 0)
@@ -258,9 +265,8 @@ def _start(
         rows = max(1, PAIRS // block)
         cut = {"HALF_BLOCK": block, "REST_BLOCK": next_power_of_2(max(rest + zeros, 1))}
         cut |= {"TOKENS": max(1, rows // shared), "HEADS": shared}
-        groups = (heads + key_heads) // shared
-        # Sequences too along x: along y and z a grid ends at 65,535.
-        programs = batch * cdiv(tokens, cut["TOKENS"]) * groups, 1, 1
+        cut["FAR"] = max(strides[1::3]) * max(heads, key_heads) >= 2**31
+        programs = cdiv(tokens, cut["TOKENS"]) * ((heads + key_heads) // shared), batch, 1
         return Launch(_rope_kernel, Config(num_warps=4), programs, scalars, constants | cut)
 
     strides = _strides(first, last, results[0], results[-1])

@@ -65,14 +65,16 @@ def _rotate(  # type: ignore[no-untyped-def]
     inside = present & (j < HALF)
     in_table = inside & in_table[:, None]
     nan = float("nan")
+    cos += table[:, None] + j
+    sin += table[:, None] + j
     a, b = _load_halves(x + j, inside, 0.0, HALF)
     if NORM:
         scale = _rstd(a, b, eps, HALF)[:, None]
         w_a, w_b = _load_halves(weight + j, j < HALF, 0.0, HALF)
         a *= scale * w_a
         b *= scale * w_b
-    c, d = _load_halves(cos + table[:, None] + j, in_table, nan, HALF)
-    e, f = _load_halves(sin + table[:, None] + j, in_table, nan, HALF)
+    c, d = _load_halves(cos, in_table, nan, HALF)
+    e, f = _load_halves(sin, in_table, nan, HALF)
     if INVERSE:
         e, f = -f, -e
     tl.store(y + j, (a * c - b * e).to(y.dtype.element_ty), mask=inside)
@@ -90,19 +92,20 @@ def _rope_kernel(  # type: ignore[no-untyped-def]
     q_batch, q_head, q_token, k_batch, k_head, k_token,
     qo_batch, qo_head, qo_token, ko_batch, ko_head, ko_token,
     table_batch, table_row, positions_batch, eps,
-    POSITIONS: tl.constexpr, INVERSE: tl.constexpr, NORM: tl.constexpr,
+    POSITIONS: tl.constexpr, INVERSE: tl.constexpr, NORM: tl.constexpr, FAR: tl.constexpr,
     HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
     REST: tl.constexpr, ZEROS: tl.constexpr, REST_BLOCK: tl.constexpr,
     TOKENS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     # [TOKENS · HEADS] rows, heads next to each other: contiguous where a projection wrote them.
-    groups, blocks = (heads + key_heads) // HEADS, tl.cdiv(tokens, TOKENS)
+    groups = (heads + key_heads) // HEADS
     block, group = tl.program_id(0) // groups, tl.program_id(0) % groups
-    batch = (block // blocks).to(tl.int64)
+    batch = tl.program_id(1).to(tl.int64)
     i = tl.arange(0, TOKENS * HEADS)
-    token = (block % blocks).to(tl.int64) * TOKENS + i // HEADS
-    # Offsets in 64 bits: heads may lie 2³¹ elements and more apart.
-    head = (group * HEADS + i % HEADS).to(tl.int64)
+    token = block.to(tl.int64) * TOKENS + i // HEADS
+    head = group * HEADS + i % HEADS
+    if FAR:  # heads lie 2³¹ elements and more apart; else 64 bits take a fifth more registers
+        head = head.to(tl.int64)
     if POSITIONS:
         at = tl.load(positions + batch * positions_batch + token, mask=token < tokens, other=0)
         at = at.to(tl.int64)
