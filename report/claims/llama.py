@@ -186,7 +186,8 @@ def parts(rows: pd.DataFrame) -> tuple[dict, bool]:
 @claim(
     "llama/loss",
     of=lambda rows: rows.query(
-        "experiment == 'loss' and vocabulary == 128256 and ignored_share == 0 and provider in "
+        "experiment == 'loss' and vocabulary == 128256 and ignored_share == 0 and "
+        "distribution != 'zipf' and provider in "
         "['fused', 'liger', 'liger-cute', 'inductor'] and direction == 'forward+backward'"
     ),
 )

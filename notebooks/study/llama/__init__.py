@@ -136,11 +136,13 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
     alone = {"widths": s.operation_widths, "vocabulary": s.vocabulary}
     for task in ("loss", "norm", "rope"):
         listed += operations.cases(task, s.operation_rivals, **alone, **size)
-    for width, vocabulary in map(_head, s.heads):
-        head = size | {"widths": [width], "vocabulary": vocabulary}
-        for task, share in product(operations.OF_VOCABULARY, IGNORED_SHARES):
-            if task != "entropies" or not share:
-                listed += operations.cases(task, s.operation_rivals, ignored_share=share, **head)
+    heads = [size | {"widths": [n], "vocabulary": words} for n, words in map(_head, s.heads)]
+    for head, task, share in product(heads, operations.OF_VOCABULARY, IGNORED_SHARES):
+        if task != "entropies" or not share:
+            listed += operations.cases(task, s.operation_rivals, ignored_share=share, **head)
+    for head in heads[-1:]:
+        zipf = head | {"distribution": operations.ZIPF}
+        listed += operations.cases("loss", s.operation_rivals, **zipf)
     listed += arms("memory", s.stepped, **_headline(s))
     for grows, length in (("batch", s.batch_context), ("context", s.context)):
         there = _headline(s) | {"context_length": length}
@@ -284,8 +286,9 @@ WEIGHTS = {"Llama-3.2-1B": 1_235_814_400}
 JUDGED = ["parameters", "gradient_errors", "usual_errors"]
 USED = [
     "experiment", "model", "provider", "group", "dtype", "batch_size", "context_length", "tokens",
-    "ignored_share", "median_ms", "samples_ms", "tokens_per_s", "peak_mib", "host_mib",
-    "activations_mib", "losses", "seed", *JUDGED, *(f"peak_{name}_mib" for name in PARTS),
+    "ignored_share", "distribution", "median_ms", "samples_ms", "tokens_per_s", "peak_mib",
+    "host_mib", "activations_mib", "losses", "seed", *JUDGED,
+    *(f"peak_{name}_mib" for name in PARTS),
 ]  # fmt: skip
 
 

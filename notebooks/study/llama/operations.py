@@ -14,6 +14,10 @@ rope       q, k (batch, heads, context, head), cos, sin              a copy of a
 A task is an experiment of the topic; `operation` registers functions of the operands, named as
 above, to the outputs in that order. What bounds a task does as much and no more.
 
+Operands are normal, which makes words nearly equally likely; of `distribution` "zipf" they are like
+a trained model's: a word's probability falls with the square of its rank, targets are drawn so, and
+the loss is about 2.
+
 Of a share of the tokens the target may be `IGNORED`: they have no loss, and a log-probability, an
 entropy and gradients of 0. Entropies are what trainers log, without a gradient.
 
@@ -22,10 +26,14 @@ own, all results kept: no host's time, and an L2 that holds little of what comes
 a vocabulary some rivals wait for the host, so all are launched from Python.
 """
 
+import importlib
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial, wraps
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -56,6 +64,7 @@ COMPILER: dict[str, Any] = {"fullgraph": True, "dynamic": False, "mode": "defaul
 BOUND, COMPILED = frozenset({"bound"}), frozenset({"on request", "compiled"})
 CUTE: dict[str, Any] = {"requires": ("cutlass",), "capability": (9, 0)}
 IN_PLACE, WITHOUT_ENTROPIES = "in place", "without entropies"
+ZIPF, FALL = "zipf", 2  # words of unlike frequency, which falls with this power of their rank
 IGNORED, ROWS = -100, 1024  # a target that does not count; tokens of a checkpoint
 OUTPUTS = {"loss": ("loss",), "norm": ("y", "s"), "rope": ("q_out", "k_out"),
            "log-probs": ("log_probs",), "entropies": ("log_probs", "entropy")}  # fmt: skip
@@ -97,7 +106,13 @@ def draw(case: Case, seed: int) -> Drawn:
     if case["experiment"] in OF_VOCABULARY:
         classes = case["vocabulary"]
         leaves = {"hidden": normal(tokens, width), "weight": SCALE * normal(classes, width)}
-        target = torch.randint(classes, (tokens,), generator=generator, **on)
+        if case.get("distribution") == ZIPF:
+            rank = torch.arange(1, classes + 1, **on, dtype=torch.float64)
+            leaves["hidden"] += 1  # so that what a row adds to all of a word's weights is its bias
+            leaves["weight"] -= (FALL * rank.log() / width).float()[:, None]
+            target = torch.multinomial(rank**-FALL, tokens, replacement=True, generator=generator)
+        else:
+            target = torch.randint(classes, (tokens,), generator=generator, **on)
         if ignored := tokens - counted(case):
             target[torch.randperm(tokens, generator=generator, **on)[:ignored]] = IGNORED
         fixed, outputs = {"target": target}, OUTPUTS[case["experiment"]]
@@ -387,6 +402,32 @@ def cut_loss(hidden: Tensor, weight: Tensor, target: Tensor, **settings: Any) ->
     return (linear_cross_entropy(hidden, weight, target, **settings),)
 
 
+@cache
+def _searching_cut() -> Any:
+    """cut_cross_entropy imported once more, for CCE_AUTOTUNE counts while it is imported."""
+    name = "cut_cross_entropy"
+
+    def taken_out() -> dict[str, Any]:
+        own = [each for each in sys.modules if each.partition(".")[0] == name]
+        return {each: sys.modules.pop(each) for each in own}
+
+    kept = taken_out()
+    with patch.dict(os.environ, {"CCE_AUTOTUNE": "1"}):
+        searching = importlib.import_module(name)
+    taken_out()
+    sys.modules.update(kept)
+    return searching
+
+
+@operation(
+    "loss", "cut-searched", traits=frozenset({"searched"}),
+    settings="Cut cross entropy as it comes, CCE_AUTOTUNE=1: it searches its tiles",
+)  # fmt: skip
+def cut_searched(hidden: Tensor, weight: Tensor, target: Tensor) -> Outputs:
+    """Cut cross entropy with its search."""
+    return (_searching_cut().linear_cross_entropy(hidden, weight, target),)
+
+
 def cut_scores(hidden: Tensor, weight: Tensor, target: Tensor, _: bool, **how: Any) -> Outputs:
     """Log-probabilities as cut cross entropy's negative losses."""
     return (-cut_loss(hidden, weight, target, reduction="none", **how)[0],)
@@ -537,7 +578,7 @@ for _task in TASKS:
 
 def cases(
     experiment: str, rival_names: Iterable[str], *, widths: Sequence[int], vocabulary: int,
-    ignored_share: float = 0.0, **shared: Any,
+    ignored_share: float = 0.0, distribution: str | None = None, **shared: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A case a width, direction and rival of a task; `rival_names` may be "all" for every one that
     does not compile for long. Of `rope` a width is of all heads together. Where a share of the
@@ -551,6 +592,7 @@ def cases(
     graph = not wide and torch.device(shared["device"]).type == "cuda"
     more: dict[str, Any] = {"vocabulary": vocabulary} if wide else {**heads}
     more |= {"ignored_share": ignored_share} if ignored_share else {}
+    more |= {"distribution": distribution} if distribution else {}
     more |= {"experiment": experiment, "launch": "graph" if graph else "python"}
     names = rivals.chosen(TASKS[experiment], rival_names)
     directions = (BOTH,) if experiment == "loss" else ("forward", BOTH)
@@ -669,7 +711,7 @@ class Setup(Operation):
 def race(cases: Sequence[Case]) -> list[Row]:
     """The rivals of a task at one width and direction, in turns."""
     same = ("experiment", "batch_size", "context_length", "hidden_size", "vocabulary",
-            "ignored_share", "dtype", "launch", "device")  # fmt: skip
+            "ignored_share", "distribution", "dtype", "launch", "device")  # fmt: skip
     return timed(
         cases, Setup, same=same, available=available, work=work,
         rounds=int(cases[0]["repetitions"]), seconds=SECONDS, most=MOST, bursts=False,
