@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # for type checkers, editors and the API reference
     from fusedlib.patch.apply import apply_to
     from fusedlib.patch.warm_up import warm_up
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _PUBLIC = {
     "apply_to": "fusedlib.patch.apply",
