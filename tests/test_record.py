@@ -67,6 +67,18 @@ def test_races_of_the_claim_that_takes_the_least_time_come_first():
         record.races(["anatomi"])
 
 
+def test_a_second_machine_makes_a_race_s_time_no_longer_than_the_slower_one_s(monkeypatch):
+    one = topics.races("anatomy", "full", device="cuda")
+    lines = [{"race": race, "machine": "H200", "took_s": 2.0} for race, many in one.items()
+             for _ in many]  # fmt: skip
+    for others in ([], ["H100"], ["H100", "B200"]):
+        known = pd.DataFrame([*lines, *(line | {"machine": name, "took_s": 3.0}
+                                        for name in others for line in lines)])  # fmt: skip
+        monkeypatch.setattr(record, "load", lambda topic, known=known: known)
+        races = record.races(["anatomy"])
+        assert (races["seconds"] == races["cases"] * (3.0 if others else 2.0)).all()
+
+
 def test_the_time_is_for_whole_races_and_each_topic_costs_its_own():
     races = listed(("one", "a", 1, 3, 60), ("two", "x", 1, 2, 70), ("one", "b", 1, 1, 30),
                    ("three", "z", 1, 1, 11), ("one", "c", 1, 0, 10))  # fmt: skip

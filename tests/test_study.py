@@ -133,6 +133,19 @@ def test_the_profile_quick_gives_every_case_a_row_on_a_cpu(name, here):
     assert (here / f"{name}.jsonl").read_bytes() == before, "nothing is measured twice"
 
 
+def test_listed_races_are_measured_in_the_order_of_their_list(here, monkeypatch):
+    seen: list[str] = []
+
+    def measure(race):
+        seen.append(rows.key("memory", race[0]))
+        return [Row(case) for case in race]
+
+    monkeypatch.setattr(run.topic("memory"), "measure", measure)
+    first, *between, last = run.races("memory", device="cpu")
+    run.run("memory", device="cpu", only=[last, between[0], "no race", first])
+    assert seen == [last, between[0], first]
+
+
 @pytest.mark.parametrize("name", TOPICS)
 def test_no_recorded_row_has_fields_that_its_race_does_not_tell(name):
     """A race's key is the hash of what its topic's cases have, whoever wrote the row. Rows of an

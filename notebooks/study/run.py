@@ -10,7 +10,7 @@ import math
 import os
 import tarfile
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -109,7 +109,7 @@ def grouped(name: str, cases: Iterable[Case]) -> dict[str, list[Case]]:
 
 def run(
     name: str, profile: str = "quick", *, fresh: bool | None = None, until: float = math.inf,
-    into: str = "", only: Collection[str] | None = None, **sizes: Any,
+    into: str = "", only: Sequence[str] | None = None, **sizes: Any,
 ) -> pd.DataFrame:  # fmt: skip
     """Measure of a topic what this machine lacks, and give its rows with this machine's.
 
@@ -123,7 +123,7 @@ def run(
         until: seconds since 1970; from then on no race begins.
         into: the set of recordings that the rows go into; by default `$FUSEDLIB_RECORDING`, else
             this machine's newest of the profile, or with `fresh` a new one.
-        only: races that are measured; by default all.
+        only: races that are measured, in this order; by default all in the topic's.
 
     Raises:
         SizesError: an unknown size, or a value that does not fit.
@@ -134,7 +134,7 @@ def run(
         sizes = {n: value for n, value in sizes.items() if value != quick.get(n)}
     wanted = races(name, profile, **sizes)
     if only is not None:
-        wanted = {race: cases for race, cases in wanted.items() if race in only}
+        wanted = {race: wanted[race] for race in only if race in wanted}
     if REPLAY in os.environ:
         return load(name)
     fresh = os.environ.get("FRESH", "0") not in ("", "0") if fresh is None else fresh

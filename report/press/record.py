@@ -36,7 +36,8 @@ MOST_USED_GIB = 2.0  # of a card on which nothing runs; the driver keeps some of
 
 def races(only: Sequence[str] = ()) -> pd.DataFrame:
     """What the full profile measures, a row a race: its `topic`, how many `cases` it has and
-    `claims` rest on one, and the `seconds` that it took in the last recording, or may take.
+    `claims` rest on one, and the `seconds` that it took last on the slowest machine, or may
+    take.
 
     Those of the claim that takes the least time come first, and last those on which no claim rests:
     a recording that ends early decides as many as it can. Where the code was carried without git,
@@ -57,10 +58,11 @@ def _of(topic: str) -> pd.DataFrame:
     """The races of a topic, each with the time that the quickest claim on it takes in all."""
     cases = topics.races(topic, "full", device="cuda")
     table = pd.DataFrame({"topic": topic, "race": [*cases], "cases": [*map(len, cases.values())]})
-    took = load(topic).groupby("race")["took_s"]
-    typical_s = took.mean().median()
+    took_s = load(topic).groupby(["machine", "race"])["took_s"]
+    typical_s = took_s.mean().median()
     guessed = table["cases"] * (typical_s if typical_s > 0 else UNKNOWN_S)
-    table["seconds"] = table["race"].map(took.sum()).fillna(guessed)
+    slowest_s = took_s.sum().groupby("race").max()
+    table["seconds"] = table["race"].map(slowest_s).fillna(guessed)
     rest = pd.DataFrame(index=table.index)  # a column a claim: whether it rests on the race
     for claim in say.every(topic):
         needed = {race for race, _ in say.required(topic, claim.of(say.rows_of(topic)))}
