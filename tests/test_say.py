@@ -14,8 +14,9 @@ import pytest
 import claims
 from claims_checks import names_in, turns
 from fusedlib.bench import machine as machines
-from press import published, run, say, show
+from press import origin, published, run, say, show
 from report_sample import outputs_of
+from study import provenance
 from study.memory import from_tables
 
 FILES = sorted(Path(claims.__file__).parent.glob("[a-z]*.py"))
@@ -78,16 +79,70 @@ def test_a_claim_holds_is_contradicted_or_was_measured_once(stated, ms, options,
     assert (claim.mark(machine), claim.status(machine)) == (mark, mark.partition(" ")[0])
 
 
-def test_a_mark_of_older_code_has_its_days_and_the_ledger_the_commits(stated, monkeypatch):
-    old, new = (
-        rows({("H200", "a"): [1.0, 2.0]}).assign(began=f"2026-11-{day}T10:00:00", commit=commit)
-        for day, commit in ((23, "abcdef0123"), (29, "1234567890"))
-    )
-    claim = stated(old, slowest)
-    assert claim.marks() == ["once H200, 23 Nov"]
+KERNELS = "fusedlib/ops/loss/kernels.py"
+
+
+def test_a_mark_of_other_code_has_its_days_and_the_ledger_the_commits(stated, monkeypatch):
+    """Whatever the day: a recording of this morning may be of other kernels, and one without
+    hashes is of nobody knows what."""
+    now = provenance.files()
+    files = {
+        "kernel": now | {KERNELS: "0" * 40}, "none": None, "same": now,
+        "version": now | {"fusedlib/__init__.py": "0" * 40},
+        "clock": now | {"fusedlib/bench/clock.py": "0" * 40},
+        "moved": {f"moved/{path}": content for path, content in now.items()},
+    }  # fmt: skip
+    lines = [{"began": f"2026-11-{day}T10:00:00", "commit": f"{code}abcdef", "files": files[code]}
+             for day, code in enumerate(files, 23)]  # fmt: skip
+    monkeypatch.setattr(origin, "recordings", lambda: pd.DataFrame(lines))
+    marks = {}
+    for code, line in zip(files, lines, strict=True):
+        of = {name: line[name] for name in ("began", "commit")}
+        claim = stated(rows({("H200", "a"): [1.0, 2.0]}).assign(**of), slowest)
+        marks[code] = claim.marks()
+    same = ["once H200"]
+    assert marks == dict.fromkeys(files, same) | {
+        "kernel": ["once H200, 23 Nov"], "none": ["once H200, 24 Nov"],
+    }  # fmt: skip
     monkeypatch.setattr(say, "every", lambda topic: [claim])
-    assert say.ledger("kernels")["rows of"].tolist() == ["23 Nov, abcdef0"]
-    assert stated(new, slowest).marks() == ["once H200"]
+    assert say.ledger("kernels")["rows of"].tolist() == ["28 Nov, movedab"]
+
+
+def test_a_row_that_failed_decides_nothing_and_a_wrong_one_of_fusedlib_s_contradicts(stated):
+    def count(measured):
+        """It takes {ms:2 ms} in all {cases:,d} cases."""
+        ms = measured["median_ms"].dropna()
+        return {"ms": ms.max(), "cases": len(measured)}, len(ms) == 2
+
+    def strict(measured):
+        """It takes {ms:2 ms}."""
+        return {"ms": measured.set_index("race")["median_ms"].loc["r0"].item()}, True
+
+    whole = rows({("H200", "a"): [1.0, 2.0], ("H200", "b"): [1.0, 2.0]})
+    some = (whole["set"] == "b") & (whole["race"] == "r1")
+    for status, provider, marks in (
+        ("ok", "fused", ["✓ H200"]), ("failed", "fused", ["once H200"]),
+        ("failed", "liger", ["once H200"]), ("wrong", "fused-mlp", ["✗ H200"]),
+        ("wrong", "liger", ["✗ H200"]),  # the rule wants both
+    ):  # fmt: skip
+        bad = whole.assign(status=whole["status"].mask(some, status))
+        bad["provider"] = bad["provider"].mask(bad["race"] == "r1", provider)
+        bad["median_ms"] = bad["median_ms"].mask(some & (status != "ok"))
+        claim = stated(bad, count)
+        assert [mark.partition(":")[0] for mark in claim.marks()] == marks, (status, provider)
+    for status, marks in (("failed", ["H200: not all cases"]), ("wrong", ["✗ H200"])):
+        gone = whole[:2].assign(status=status, median_ms=None).drop(columns="race")
+        claim = stated(gone.assign(race=["r1", "r2"]), strict)
+        assert claim.marks() == marks, "whatever the rule makes of it"
+
+
+def test_a_machine_that_lacks_a_case_says_so(stated):
+    ms = {("H200", "a"): [1.0, 2.0], ("H100", "a"): [1.0]}
+    claim = stated(rows(ms), slowest)
+    assert claim.marks() == ["once H200", "H100: not all cases"] and claim.status("H100") == ""
+    beyond = rows(ms).query("machine == 'H100'").assign(race="beyond")
+    claim = stated(pd.concat([rows(ms).query("machine == 'H200'"), beyond]), slowest)
+    assert claim.marks() == ["once H200"], "it has none that is measured today"
 
 
 def test_numbers_are_the_newest_set_s_of_the_first_machine_and_others_beside(stated):
@@ -239,3 +294,31 @@ def test_some_change_of_its_rows_makes_each_claim_false(every, topic):
             assert turn is not None, f"{claim.name} cannot fail"
             found.append(turn)
         assert found or claim.name in AWAITED, claim.name
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_no_claim_holds_where_a_row_failed(every, topic):
+    for claim in every(topic):
+        for _, of_set, part in claim.sets():
+            if "status" not in part or not claim.answer(of_set, part).holds:
+                continue
+            for at in range(len(part)):
+                status = [*part["status"]]
+                status[at] = "failed"
+                assert not claim.answer(of_set, part.assign(status=status)).holds, claim.name
+
+
+@pytest.mark.parametrize("name", ["precision/batch-invariant", "precision/token-bits"])
+def test_all_cases_kept_their_bits_means_each_of_them_has_figures(every, name):
+    [claim] = [one for one in every("precision") if one.name == name.partition("/")[2]]
+    for _, of_set, part in claim.sets():
+        figures = [column for column in part if column.startswith("changed_")]
+        for at in part.index[part["provider"].str.startswith("fused")]:
+            if name.endswith("token-bits") and part.loc[at, "provider"] != "fused-invariant":
+                continue
+            if part.loc[at].get("situation") == "packed":
+                continue  # of which the sentence does not speak
+            lost = part.copy()
+            lost.loc[at, "status"] = "oom"
+            lost.loc[at, figures] = None
+            assert not claim.answer(of_set, lost).holds

@@ -109,6 +109,11 @@ def promotion(rows: pd.DataFrame) -> tuple[dict, bool]:
     return say | {"k": rows["k"].max()}, holds
 
 
+def count(changed: pd.Series) -> int | None:
+    """How many cases there are; where one has no figure, nobody can tell."""
+    return len(changed) if changed.notna().all() else None
+
+
 BESIDE = ["batch", "longer", "padding"]
 """What stands beside a sequence in a row or batch of its own: not another document in its row."""
 INSIDE = "fused-invariant"
@@ -127,9 +132,10 @@ def batch_invariant(rows: pd.DataFrame) -> tuple[dict, bool]:
     fp32. torch's own products keep theirs in bf16 alone: in fp32 up to {torch:2%} of a row's
     elements change."""
     of_torch = rows["provider"].str.startswith("torch")
-    changed = rows[[f"changed_by_{cause}" for cause in ("size", "place", "values")]].max(axis=1)
+    causes = rows[[f"changed_by_{cause}" for cause in ("size", "place", "values")]]
+    changed = causes.max(axis=1, skipna=False)
     ours, torchs = changed[~of_torch], changed[of_torch].groupby(rows["dtype"]).max()
-    say = {"rows": rows["m"].max(), "cases": len(ours), "torch": torchs["fp32"]}
+    say = {"rows": rows["m"].max(), "cases": count(ours), "torch": torchs["fp32"]}
     kept = ours.max() == 0 and rows.loc[~of_torch, "provider"].nunique() == 3
     return say, kept and torchs["bf16"] == 0 < torchs["fp32"]
 
@@ -151,7 +157,8 @@ def token_bits(rows: pd.DataFrame) -> tuple[dict, bool]:
     ours = rows[rows["provider"] == INSIDE]
     others = rows[~inside].groupby("provider", observed=True)
     largest = others["largest_change"].max()
-    say = {"cases": len(ours), "least": largest.min(), "most": largest.max()}
+    cases = count(ours["changed_fraction"])
+    say = {"cases": cases, "least": largest.min(), "most": largest.max()}
     kept = ours["changed_fraction"].max() == 0 and {*ours["situation"]} == {*BESIDE}
     return say, kept and others["changed_fraction"].min().min() > 0
 

@@ -2,13 +2,33 @@
 
 import pandas as pd
 
-NEWEST = "2026-11-28"
-"""From when on the recorded code of fusedlib is the release's."""
+from study import provenance
+from study.rows import recordings
+
+NOT_MEASURED = ("fusedlib/bench/", "fusedlib/__init__.py")
+"""Of fusedlib what no row is about: the clock, the names and the version."""
 
 
 def older(rows: pd.DataFrame) -> bool:
-    """Whether some of these rows are of older code than the release's."""
-    return "began" in rows and bool((rows["began"].dropna().astype(str) < NEWEST).any())
+    """Whether some of these rows are of another fusedlib than the one that lies here."""
+    if not {"began", "commit"} <= {*rows}:
+        return False
+    whose = rows.loc[rows["began"].notna(), ["began", "commit"]]
+    return not {*whose.itertuples(index=False, name=None)} <= _of_this_code()
+
+
+def _of_this_code() -> set[tuple[str, str]]:
+    """Beginning and commit of the recordings that had each file of fusedlib as it is now."""
+    now = {
+        content for name, content in provenance.files().items()
+        if name.startswith("fusedlib/") and not name.startswith(NOT_MEASURED)
+    }  # fmt: skip
+    lines = recordings().to_dict("records")
+    had = ((line, line.get("files")) for line in lines)
+    return {
+        (line["began"], line["commit"]) for line, files in had
+        if isinstance(files, dict) and now <= {*files.values()}
+    }  # fmt: skip
 
 
 def origin(rows: pd.DataFrame) -> str:
@@ -32,8 +52,8 @@ def days(rows: pd.DataFrame) -> str:
 
 
 def stated(rows: pd.DataFrame) -> str:
-    """The origin of rows by machine, where some are older than the release's code, else empty."""
+    """The origin of rows by machine, of those machines some of whose rows are of other code."""
     if "machine" not in rows or not older(rows):
         return ""
     of = rows[rows["began"].notna()].groupby("machine", sort=False, observed=True)
-    return "; ".join(f"{name} {origin(own)}" for name, own in of if len(own))
+    return "; ".join(f"{name} {origin(own)}" for name, own in of if older(own))

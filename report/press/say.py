@@ -45,20 +45,21 @@ ORDER = ("H200", "H100")
 
 @dataclass(frozen=True)
 class Answer:
-    """What one set says. `holds` is None where a number is missing, so that nobody can tell, or
-    where the rule raised `error`, which is a mistake of its author."""
+    """What one set says. `holds` is None where a number is missing or some rows `failed`, so that
+    nobody can tell, or where the rule raised `error`, which is a mistake of its author."""
 
     set: str
     rows: Rows
     values: dict[str, Any]
     holds: bool | None
     error: str = ""
+    failed: int = 0
 
 
 @dataclass(frozen=True)
 class Claim:
     """A claim as its author stated it; `evaluate` adds what each machine's sets of all cases say,
-    oldest first, the machine first whose numbers lead."""
+    oldest first, the machine first whose numbers lead, and in `begun` who has some cases alone."""
 
     topic: str
     name: str
@@ -71,6 +72,7 @@ class Claim:
     lead: str = ""
     unchanged: bool = False
     answers: Mapping[str, Sequence[Answer]] = field(default_factory=dict)
+    begun: frozenset[str] = frozenset()
 
     def decided(self, machine: str) -> list[Answer]:
         """A machine's answers that say whether it holds."""
@@ -90,7 +92,7 @@ class Claim:
             if answer.error:
                 return f"error in the claim: {answer.set}: {answer.error}"
         if not (decided := self.decided(machine)):
-            return ""
+            return f"{_called(machine)}: not all cases" if machine in self.begun else ""
         newest = decided[-1].rows
         old = f", {days(newest)}" if older(newest) else ""
         return f"{self.status(machine)} {_called(machine)}{old}"
@@ -102,8 +104,7 @@ class Claim:
 
     def sets(self) -> Iterator[tuple[str, str, Rows]]:
         """Each machine's sets that have all cases, oldest first, with the last row of each."""
-        chosen = self.of(rows_of(self.topic))
-        wanted = required(self.topic, chosen)
+        chosen, wanted = self._wanted()
         if "measured_at" in chosen:  # a published row has no time
             ended = chosen.groupby(["machine", "set"])["measured_at"].transform("max").astype(str)
             chosen = chosen.iloc[ended.argsort(kind="stable")]
@@ -111,22 +112,43 @@ class Claim:
             if wanted and wanted <= {*(pairs := _pairs(rows))}:
                 yield machine, name, rows[pairs.isin(wanted) & ~pairs.duplicated(keep="last")]
 
+    def machines_with_rows(self) -> set[str]:
+        """Those that have a row at least of what a set needs."""
+        chosen, wanted = self._wanted()
+        return {*chosen.loc[_pairs(chosen).isin(wanted), "machine"]}
+
+    def _wanted(self) -> tuple[Rows, set[tuple[str, str]]]:
+        """The rows that it selects, and of which races and providers a set needs one."""
+        chosen = self.of(rows_of(self.topic))
+        return chosen, required(self.topic, chosen)
+
     def answer(self, name: str, rows: Rows) -> Answer:
-        """The rule over the rows of one set. A NaN is no answer; what it raises is shown."""
+        """The rule over the rows of one set. A NaN or a row that failed is no answer, and where
+        fusedlib is wrong it does not hold; what the rule raises is shown."""
+        status = rows["status"] if "status" in rows else pd.Series("ok", rows.index)
+        if failed := int((status == "failed").sum()):
+            return Answer(name, rows, {}, None, failed=failed)
+        wrong = rows.loc[status == "wrong", "provider"].astype(str)
+        is_wrong = bool(wrong.str.startswith("fused").any())
         try:
             values, holds = self.rule(rows)
             values, holds = {n: _plain(value) for n, value in values.items()}, _plain(holds)
             self.texts([values])
         except Exception as error:
+            if is_wrong:  # and has no figure, which rules may count on
+                return Answer(name, rows, dict.fromkeys(self._fields()), False)
             return Answer(name, rows, {}, None, f"{type(error).__name__}: {error}")
-        known = not any(map(is_missing, (*values.values(), holds)))
-        return Answer(name, rows, values, bool(holds) if known else None)
+        known = is_wrong or not any(map(is_missing, (*values.values(), holds)))
+        return Answer(name, rows, values, bool(holds and not is_wrong) if known else None)
+
+    def _fields(self) -> dict[str, str]:
+        """The names of the sentence's numbers, and how they are written."""
+        return {n: spec or "" for _, n, spec, _ in string.Formatter().parse(self.template) if n}
 
     def texts(self, values: list[dict[str, Any]]) -> dict[str, str]:
         """The sentence's numbers by name: of the last set, or the range over all."""
-        fields = {n: spec or "" for _, n, spec, _ in string.Formatter().parse(self.template) if n}
         texts = {}
-        for name, spec in fields.items():
+        for name, spec in self._fields().items():
             every = [one[name] for one in values]
             if self.unchanged and all(isinstance(value, int | float | tuple) for value in every):
                 ends = [end for one in every for end in (one if isinstance(one, tuple) else [one])]
@@ -213,7 +235,8 @@ def evaluate(name: str) -> Claim:
     order = dict.fromkeys((stated.lead, *ORDER, *sorted(there - {own}), own))
     answers = {one: [answer for machine, answer in found if machine == one] for one in order
                if one in there}  # fmt: skip
-    return replace(stated, answers=answers)
+    begun = stated.machines_with_rows() - {one for one, answer in found if not answer.failed}
+    return replace(stated, answers=answers, begun=frozenset(begun))
 
 
 def say(*names: str) -> None:
@@ -246,7 +269,11 @@ def ledger(topic: str) -> pd.DataFrame:
     for claim in every(topic):
         for machine, answers in claim.answers.items():
             for answer in answers:
-                said = answer.error or ", ".join(claim.texts([answer.values]).values())
+                said = (
+                    f"failed: {answer.failed} of {len(answer.rows)}"
+                    if answer.failed
+                    else (answer.error or ", ".join(claim.texts([answer.values]).values()))
+                )
                 mark = MISSING if answer.holds is None else "✗✓"[answer.holds]
                 lines.append((claim.name, _called(machine), answer.set, origin(answer.rows), mark,
                               said))  # fmt: skip
