@@ -9,6 +9,7 @@ import pytest
 
 from press import advice
 from press.formats import MISSING
+from press.origin import older
 from study.rows import load, ratio
 from study.run import races
 
@@ -123,8 +124,9 @@ def test_a_line_that_a_card_lacks_has_a_dash():
     for one, line in zip(advice.SETTINGS, body, strict=True):
         for card, cell in zip(CARDS, line[2:4], strict=True):
             assert (cell == MISSING) == bool(pd.isna(given(one)["factor"][card]))
-    fits = next(line for line in body if line[0] == "| no memory for another sequence")
-    assert "older rows" in fits[3] and "older rows" not in fits[2], "no difference of cards"
+        rows = advice.compared(one).query("provider == @one.of")
+        for card, cell in zip(CARDS, line[2:4], strict=True):
+            assert "older rows" in cell or not older(rows[rows["machine"] == card])
 
 
 def test_times_and_counts_of_single_cases_and_older_code_are_the_rows_own():

@@ -4,9 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from press import display, formats, show
+from press import display, formats, origin, show
 from press.plots import Picture
 from report_sample import outputs_of
+from study import provenance
 
 
 @pytest.mark.parametrize(
@@ -36,8 +37,12 @@ def drawn(machine: str, began: str) -> Picture:
     return show.bars(frame, "ratio", "model")
 
 
-def test_a_figure_has_its_tabs_its_data_and_the_days_of_older_rows() -> None:
-    both = {"H200": drawn("H200", "2026-11-23T01:00"), "H100": drawn("H100", "2026-11-29T01:00")}
+def test_a_figure_has_its_tabs_its_data_and_the_days_of_older_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = {"began": "2026-11-29T01:00", "commit": "abcdef01", "files": provenance.files()}
+    monkeypatch.setattr(origin, "recordings", lambda: pd.DataFrame([now]))
+    both = {"H200": drawn("H200", "2026-11-23T01:00"), "H100": drawn("H100", now["began"])}
     (output,) = outputs_of(lambda: display.figure(both, "Two.", name="two", topic="kernels"))
     shown = output.metadata.fusedlib
     assert [tab["name"] for tab in shown.tabs] == ["H200", "H100"]
@@ -45,5 +50,5 @@ def test_a_figure_has_its_tabs_its_data_and_the_days_of_older_rows() -> None:
     assert shown.caption == "Two. *Older rows: H200 23 Nov, abcdef0.*"
     assert shown.data.splitlines()[0].endswith(",tab") and len(shown.data.splitlines()) == 3
     assert all(tab["alt"] for tab in shown.tabs) and "<script" not in output.data["text/html"]
-    (alone,) = outputs_of(lambda: display.figure(drawn("H200", "2026-11-29"), "One.", name="one"))
+    (alone,) = outputs_of(lambda: display.figure(drawn("H200", now["began"]), "One.", name="one"))
     assert "tabs" not in alone.metadata.fusedlib and alone.metadata.fusedlib.caption == "One."

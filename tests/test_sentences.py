@@ -26,7 +26,7 @@ NOTEBOOKS = {part.name: part.notebook for part in run.select()}
 
 
 SHAPE = ["tokens", "hidden_size", "intermediate_size"]
-NEWEST = "2026-11-28-c120bf3"  # of both GPUs, at the release's code
+NEWEST = "2026-11-28-c120bf3"  # of both GPUs
 
 
 @pytest.fixture(scope="module")

@@ -377,12 +377,13 @@ BOTH = "both passes"
 SECTIONS = {"forward": "forward", "backward": "backward", "both": BOTH, "optimizer": "optimizer",
             "step": "step"}  # fmt: skip
 SHEETS = {
-    "H200": {"fp32": 67e12, "bf16": 989.5e12},
-    "H100": {"fp32": 67e12, "bf16": 989.5e12},
-    "RTX PRO 6000": {"fp32": 125e12, "bf16": 500e12},
+    "NVIDIA H200": {"fp32": 67e12, "bf16": 989.5e12},
+    "NVIDIA H100 80GB HBM3": {"fp32": 67e12, "bf16": 989.5e12},
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": {"fp32": 125e12, "bf16": 500e12},
 }
-"""FLOP/s of dense products by the data sheet. For bf16 NVIDIA's sheets have it with sparsity: half
-of it; of the RTX PRO 6000 an eighth of its 4000 TOPS in sparse fp4."""
+"""FLOP/s of dense products by the data sheet, by the card's whole name: an H100 on PCIe, an NVL and
+a slice of a card have fewer. fp32 is without tensor cores. For bf16 NVIDIA's sheets have it with
+sparsity: half of it; of the RTX PRO 6000 an eighth of its 4000 TOPS in sparse fp4."""
 TEXTS = ["model", "precision", "attention", "ceiling", "device", "device_type", "device_name",
          "dtype", "optimizer", "samples_ms", "session"]  # fmt: skip
 FIGURES = ["context_length", "flops", "tokens", "flops_per_s", "bytes_per_s", "median_ms",
@@ -430,7 +431,7 @@ def _share_of_peak(rows: pd.DataFrame) -> pd.Series:
         kind=rows["precision"].map(lambda name: "fp32" if name == "fp32" else "bf16")
     )
     peak = pd.Series([
-        next((peaks[kind] for name, peaks in SHEETS.items() if name in str(device)), None)
+        SHEETS.get(str(device), {}).get(kind)
         for device, kind in zip(rows["device_name"], at["kind"], strict=True)
     ], rows.index, dtype=float)  # fmt: skip
     products = rows[rows["ceiling"] == "gemm"]

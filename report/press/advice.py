@@ -9,7 +9,7 @@ import pandas as pd
 
 from press.columns import ordered_values, read, recorded_machines
 from press.formats import MISSING, formatted
-from press.origin import older, origin
+from press.origin import older, stated
 from study import paths
 from study.rows import load, ratio
 
@@ -291,8 +291,8 @@ def factors() -> pd.DataFrame:
 
     Columns: those of `Setting`, `machine`, `who` (one of `WHO`), `provider`, `factor`, the median
     over `cases`, its ends `low` and `high`, `absolute`, ms or how many fit where there is one case,
-    `old`, whether its rows are older than the release, `rows_of`, their days and commits, and
-    `at`, the sizes in words. A setting that a machine has not measured has a line without a factor.
+    `old`, whether its rows are of another fusedlib than this, `rows`, which they are, and `at`, the
+    sizes in words. A setting that a machine has not measured has a line without a factor.
     """
     lines = []
     for one in SETTINGS:
@@ -312,7 +312,7 @@ def factors() -> pd.DataFrame:
                         one._asdict() | {"machine": machine, "who": who, "provider": name}
                         | ends | {"cases": len(given), "at": _at(ours, one.sizes)}
                         | {"absolute": _absolute(given, one), "old": older(given)}
-                        | {"rows_of": origin(given)}
+                        | {"rows": given[["machine", "began", "commit"]]}
                     )  # fmt: skip
     return pd.DataFrame(lines)
 
@@ -352,7 +352,7 @@ def chosen(card: str = "both", dtype: str = "any", task: str = "all") -> pd.Data
 def lines(rows: pd.DataFrame) -> pd.DataFrame:
     """The lines of `factors` in words: situation, baseline, what to type, and each card.
 
-    A star at a factor: rows of before the release, whose days and commits stand in `attrs`.
+    A star at a factor: rows of another fusedlib, whose days stand in `attrs`.
     """
     said = []
     for _, line in rows.groupby(["task", "have"], sort=False):
@@ -366,9 +366,7 @@ def lines(rows: pd.DataFrame) -> pd.DataFrame:
         cards = {card: ends[card] for card in ordered_values("machine", ends)}
         said.append({"you have": have, "baseline": over, "type": typed, **cards})
     table, old = pd.DataFrame(said), rows[rows["old"] & (rows["who"] == WHO[0])]
-    table.attrs = {"of": "; ".join(
-        f"{card} {', '.join(dict.fromkeys(own['rows_of']))}" for card, own in old.groupby("machine")
-    )}  # fmt: skip
+    table.attrs = {"of": stated(pd.concat([rows["rows"].iloc[0][:0], *old["rows"]]))}
     return table
 
 
@@ -395,7 +393,7 @@ def table(rows: pd.DataFrame) -> Any:
 
 
 def _short(line: pd.Series, most: int) -> str:
-    """What a setting gives on a card; a star says that the rows are older than the release."""
+    """What a setting gives on a card; a star says that the rows are of another fusedlib."""
     if pd.isna(line["factor"]):
         return MISSING
     few = f", {line['cases']} of {most}" if line["cases"] < most else ""

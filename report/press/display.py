@@ -100,7 +100,7 @@ def figure(
 
 
 def _older(of: str) -> str:
-    """What is said of rows that are older than the release's code."""
+    """What is said of rows of another fusedlib."""
     return f"*Older rows: {of}.*" if of else ""
 
 

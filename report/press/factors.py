@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from press.columns import ordered_values
 from press.origin import stated
 from press.published import load as published
 from study.patched import CONFIGS
 from study.rows import load, ratio
 
-CARDS = ("H200", "H100")
 EQUAL = 0.05
 """A factor within this of 1 is no gain and no loss."""
 VERDICTS = ("reproduced", "larger here", "smaller here", "varies", "not comparable", "wrong result")
@@ -71,27 +71,39 @@ def verdict(theirs: float, every: pd.Series, differs: str) -> str:
 
 def factors() -> pd.DataFrame:
     """A row a published factor: `group`, `report` (its GPU), `what`, `published`, a column a card
-    with the least and the greatest of ours over sessions, `verdict`, and `why`."""
+    with the least and the greatest of ours over sessions, `verdict`, and `why`. Every card has a
+    column whose sessions a verdict is over; `cards` lists them."""
     known = {
         topic: load(topic, sessions=True)
         for topic in ("anatomy", "mnist", "end_to_end", "llama", "compilers")
     }
     lines = [*_fused(known["anatomy"], known["mnist"]), *_course(known["end_to_end"]),
              *_liger(known["llama"]), *_compilers(known["compilers"])]  # fmt: skip
-    table = pd.DataFrame(lines)
-    table.attrs = {"of": stated(pd.concat(table.pop("rows").to_list()))}
+    ends = pd.DataFrame([one.pop("ours") for one in lines])
+    of = stated(pd.concat([one.pop("rows") for one in lines]))
+    table, last = pd.DataFrame(lines), ["verdict", "why"]
+    ends = ends[ordered_values("machine", ends)]
+    table = pd.concat([table.drop(columns=last), ends, table[last]], axis=1)
+    table.attrs = {"of": of}
     return table
+
+
+def cards(table: pd.DataFrame) -> list[str]:
+    """The columns of `factors` that are cards."""
+    named = [*table]
+    return named[named.index("published") + 1 : named.index("verdict")]
 
 
 def counted(table: pd.DataFrame) -> str:
     """How many of the factors have which verdict, in a sentence or two."""
     n = table["verdict"].value_counts().reindex(VERDICTS, fill_value=0)
-    also = table.loc[table["verdict"] == "reproduced", CARDS[1]].notna().sum()
+    which = table.loc[table["verdict"] == "reproduced", cards(table)].notna().sum()
+    ran = ", ".join(f"the {card} ran {count or 'none'}" for card, count in which.items())
     compared = n[["reproduced", "larger here", "smaller here", "varies"]].sum()
     slower = ((table["verdict"] == "larger here") & (table["published"] < 1)).sum()
     return (
         f"Of {len(table)} factors of four of the reports {compared} compare with ours. "
-        f"{n['reproduced']} were reproduced on the H200; the H100 ran {also or 'none'} of these. "
+        f"{n['reproduced']} were reproduced; of these {ran}. "
         f"{n['larger here']} are larger here, {slower} of them published as slow-downs. "
         f"{n['smaller here']} are smaller, and {n['varies']} vary by session or GPU. "
         f"{n['not comparable']} do not compare, and {n['wrong result']} are of a kernel whose "
@@ -114,10 +126,10 @@ def line(
     ours = ours.dropna()
     ends = {
         card: (own.min(), own.max())
-        for card in CARDS if len(own := ours[ours.index.get_level_values("machine") == card])
+        for card, own in ours.groupby(level="machine", observed=True) if len(own)
     }  # fmt: skip
     return {"group": group, "report": GROUPS[group][0], "what": what, "published": theirs,
-            **dict.fromkeys(CARDS), **ends, "verdict": verdict(theirs, ours, differs),
+            "ours": ends, "verdict": verdict(theirs, ours, differs),
             "why": "" if differs == WRONG else differs or why,
             "rows": rows[["machine", "began", "commit"]]}  # fmt: skip
 

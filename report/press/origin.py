@@ -52,8 +52,13 @@ def days(rows: pd.DataFrame) -> str:
 
 
 def stated(rows: pd.DataFrame) -> str:
-    """The origin of rows by machine, of those machines some of whose rows are of other code."""
+    """The days by machine, of those machines some of whose rows are of other code, and the commit
+    where there is one."""
     if "machine" not in rows or not older(rows):
         return ""
     of = rows[rows["began"].notna()].groupby("machine", sort=False, observed=True)
-    return "; ".join(f"{name} {origin(own)}" for name, own in of if older(own))
+    old = {name: own for name, own in of if older(own)}
+    return "; ".join(
+        f"{name} {origin(own) if own['commit'].nunique() == 1 else days(own)}"
+        for name, own in old.items()
+    )

@@ -28,7 +28,7 @@ MOST_NAMED = 24
 @dataclass(frozen=True)
 class Picture:
     """A figure with the data behind it, a text for who cannot see it, and in `of` the days and
-    commits of its rows by machine, where some are older than the release.
+    commits of its rows by machine, where some are of another fusedlib.
 
     As the last value of a cell it shows itself; `press.display.figure` gives it caption and name.
     """
