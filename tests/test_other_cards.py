@@ -61,7 +61,7 @@ def test_a_verdict_is_over_the_columns_that_are_shown():
         assert factors.verdict(one["published"], ends, "") == one["verdict"], one["what"]
     varies = compared[compared["verdict"] == "varies"]
     assert len(compared) > 10 and varies["L4"].notna().all() and len(varies) > 6
-    assert "the L4 ran" in factors.counted(found)
+    assert " on the L4. " in factors.counted(found)
 
 
 def test_a_card_without_a_data_sheet_here_is_judged_by_none():

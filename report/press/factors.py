@@ -18,7 +18,7 @@ RULE = (
     "is half to twice theirs, or both factors lie within 5 % of 1. *Varies*: sessions or "
     "GPUs differ in the verdict. A slow-down that is less of one here is *larger*. *Not "
     "comparable*: ours computes something else, did not finish or was not run. We chose the rule "
-    "after we had seen the numbers. None was measured again on its own GPU. No verdict have other "
+    "after we had seen the numbers. No verdict have other "
     "sizes of the log and of the Liger study, Lit-GPT's memory, autocast with torch.compile, "
     "laptops, and what warm-up changes."
 )
@@ -98,7 +98,9 @@ def counted(table: pd.DataFrame) -> str:
     """How many of the factors have which verdict, in a sentence or two."""
     n = table["verdict"].value_counts().reindex(VERDICTS, fill_value=0)
     which = table.loc[table["verdict"] == "reproduced", cards(table)].notna().sum()
-    ran = ", ".join(f"the {card} ran {count or 'none'}" for card, count in which.items())
+    words = {0: "none", n["reproduced"]: "all"}
+    ran = ", ".join(f"{words.get(count, count)} on the {card}" for card, count in which.items())
+    ran = ran.replace(" on", " ran on", 1)
     compared = n[["reproduced", "larger here", "smaller here", "varies"]].sum()
     slower = ((table["verdict"] == "larger here") & (table["published"] < 1)).sum()
     return (
