@@ -65,6 +65,24 @@ def test_one_function_is_a_rival_in_every_study_that_races_its_operation(monkeyp
         assert setup(case).check(case).figures["settings"] == "Faster than light"
 
 
+def test_who_is_said_to_have_packed_weights_has_them(monkeypatch):
+    """What is ranked is like beside like: ours ran packed beside rivals with two weights."""
+    pytest.importorskip("liger_kernel")
+    inputs = mlp.draw(mlp.SwiGLUProblem(4, 16, 32, "float32"), "cpu")
+    mlp_func = SimpleNamespace(mlp_func=lambda x, *weights, **how: x.clone())
+    monkeypatch.setitem(sys.modules, "quack", SimpleNamespace(mlp=mlp_func))
+    monkeypatch.setitem(sys.modules, "quack.mlp", mlp_func)
+    monkeypatch.setattr(rivals, "searched", lambda work, dy: work)
+    left_out = {"liger-cute", "products"}  # that needs cutlass, and this gives no y
+    seen = {
+        name: "w_gate_up" in rivals.get(mlp.TASK, name).build(inputs).leaves
+        for name in rivals.names(mlp.TASK) if name not in left_out
+    }  # fmt: skip
+    said = {*rivals.names(mlp.TASK, "packed")} - left_out
+    assert {name for name, packed in seen.items() if packed} == said
+    assert seen["fused"] and not seen["fused-pair"] and len(seen) > 10
+
+
 def test_liger_runs_the_kernels_that_are_asked_for_and_rows_name_those_that_ran(monkeypatch):
     pytest.importorskip("liger_kernel")
     from liger_kernel import backends, ops

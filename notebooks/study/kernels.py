@@ -157,16 +157,19 @@ MODELS = {
 
 
 def derive(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with `shape` and `model`, `tflops` of the products, and `new_length_ms`, the first call
-    of a length less the second, the median over calls that compiled nothing.
+    """Rows with `shape` and `model`, `layout` of gate and up, `tflops` of the products, and
+    `new_length_ms`, the first call of a length less the second, the median over calls that compiled
+    nothing.
     """
+    packed = rows["provider"].isin(rivals.names(mlp.TASK, "packed"))
     used = [*SHAPE, "flops", "median_ms", "first_ms", "second_ms", "made"]
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *used])))
     parts = [pd.to_numeric(rows[name], errors="coerce") for name in SHAPE]
     shapes = ["·".join(f"{n:.0f}" for n in sizes) for sizes in zip(*parts, strict=True)]
     lengths = rows[["first_ms", "second_ms", "made"]].itertuples(index=False, name=None)
     return rows.assign(
-        shape=shapes, model=[MODELS.get(shape, shape) for shape in shapes],
+        layout=packed.map({True: "one weight", False: "two weights"}), shape=shapes,
+        model=[MODELS.get(shape, shape) for shape in shapes],
         tflops=rows["flops"].astype(float) / rows["median_ms"].astype(float) / 1e9,
         new_length_ms=[_above_second(*each) for each in lengths],
     )  # fmt: skip

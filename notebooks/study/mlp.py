@@ -234,6 +234,7 @@ def one_layer(name: str, problem: SwiGLUProblem, inputs: Inputs) -> Workload:
 
 
 ON_REQUEST, SLOW = frozenset({"on request"}), frozenset({"slow to set up"})
+PACKED = frozenset({"packed"})  # one weight of gate and up, made before the clock starts
 
 
 def packed(inputs: Inputs) -> dict[str, Tensor]:
@@ -251,7 +252,7 @@ def fused(inputs: Inputs, save: str = "gate_up") -> Workload:
     )  # fmt: skip
 
 
-rival(TASK, "fused", requires=("triton",), needs_cuda=True)(fused)
+rival(TASK, "fused", requires=("triton",), needs_cuda=True, traits=PACKED)(fused)
 
 
 @rival(TASK, "fused-pair", requires=("triton",), needs_cuda=True, traits=ON_REQUEST)
@@ -266,7 +267,7 @@ def fused_pair(inputs: Inputs) -> Workload:
 
 
 rival(
-    TASK, "fused-input", requires=("triton",), needs_cuda=True, traits=ON_REQUEST,
+    TASK, "fused-input", requires=("triton",), needs_cuda=True, traits=PACKED | ON_REQUEST,
     settings="Our kernels, keeping x alone for backward and computing gate and up again",
 )(partial(fused, save="input"))  # fmt: skip
 
@@ -284,7 +285,7 @@ def packed_lines(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
     return linear(silu(gate) * up, w_down)
 
 
-@rival(TASK, "eager-packed", traits=ON_REQUEST)
+@rival(TASK, "eager-packed", traits=PACKED | ON_REQUEST)
 def eager_packed(inputs: Inputs) -> Workload:
     """Plain PyTorch with gate and up packed as one weight, .chunk(2, -1) of one product."""
     leaves = packed(inputs)
@@ -299,7 +300,7 @@ def inductor(inputs: Inputs) -> Workload:
     return Workload(lambda: compiled(**leaves), leaves)
 
 
-@rival(TASK, "inductor-packed", traits=ON_REQUEST)
+@rival(TASK, "inductor-packed", traits=PACKED | ON_REQUEST)
 def inductor_packed(inputs: Inputs) -> Workload:
     """torch.compile, default mode, of plain PyTorch with gate and up packed as one weight."""
     leaves = packed(inputs)
@@ -326,7 +327,7 @@ def liger(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
     return linear(gated, w_down)
 
 
-@rival(TASK, "liger-packed", traits=ON_REQUEST)
+@rival(TASK, "liger-packed", traits=PACKED | ON_REQUEST)
 def liger_packed(inputs: Inputs) -> Workload:
     """Liger's kernel for gate and up packed as one weight, in_place=False, as in Megatron."""
     from liger_kernel.ops import LigerFusedGateUpSiLUMulFunction
@@ -410,18 +411,18 @@ def quack_searched(inputs: Inputs, **settings: bool) -> Workload:
     return rivals.searched(quack(inputs, **settings), inputs.dy)
 
 
-rival(TASK, "quack-searched", traits=SLOW)(quack_searched)
+rival(TASK, "quack-searched", traits=PACKED | SLOW)(quack_searched)
 rival(
-    TASK, "quack", traits=SLOW,
+    TASK, "quack", traits=PACKED | SLOW,
     settings="The same with its search off, tuned=False",
 )(partial(quack, tuned=False))  # fmt: skip
 rival(
-    TASK, "quack-recompute", traits=ON_REQUEST,
+    TASK, "quack-recompute", traits=PACKED | ON_REQUEST,
     settings="The same as it comes, with recompute=True: x alone is kept for backward",
 )(partial(quack_searched, recompute=True))  # fmt: skip
 
 
-@rival(TASK, "products", traits=frozenset({"bound"}))
+@rival(TASK, "products", traits=PACKED | {"bound"})
 @torch.no_grad()
 def products(inputs: Inputs) -> Bound:
     """The problem's matrix products by torch.mm, gate and up packed: what no fusion removes.
