@@ -112,7 +112,7 @@ def test_the_newest_recording_of_this_code_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(provenance, "files", lambda: FILES)
     folder = tmp_path / "rows" / "card"
     new = record.chosen_name("", folder, facts())
-    assert new.endswith("-ccccccc") and len(new) == len("2026-11-25-ccccccc")
+    assert new.endswith("-ccccccc") and len(new) == len("2026-11-25-1200-ccccccc")
     recorded(folder.parent, "z", "2026-11-24")
     recorded(folder.parent, "a", "2026-11-25")
     recorded(folder.parent, "other code", "2026-11-26", a="0")

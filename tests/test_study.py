@@ -1,12 +1,14 @@
 """What holds of every topic, and of measuring, rows and ratios: nothing is lost or doubled."""
 
 import hashlib
+import io
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 from types import ModuleType
@@ -367,6 +369,35 @@ def test_what_a_set_has_is_carried_away_as_one_file_and_added_once(measured, her
     home = here.parent / "home"
     assert {line["set"] for line in read_objects(home / rows.RECORDINGS)} == {"new"}
     assert len(read_objects(home / "nvidia-new" / "tiny.jsonl")) == 8
+
+
+def packed(at, **files):
+    """A file as `add` takes it, of lines by the names of their files."""
+    with tarfile.open(at, "w") as archive:
+        for name, lines in files.items():
+            content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return at
+
+
+def test_nothing_is_added_of_another_recording_of_a_known_name_or_of_a_strange_file(
+    monkeypatch, tmp_path
+):
+    home = tmp_path / "home"
+    monkeypatch.setenv("FUSEDLIB_RESULTS", str(home))
+    rows_of = {"nvidia-new/tiny.jsonl": [{"recording": "day", "race": "a"}]}
+    line = {"id": "day", "machine": "nvidia-new", "host": "one", "began": "noon"}
+    assert run.add(packed(tmp_path / "one", **{rows.RECORDINGS: [line]}, **rows_of)) == 1
+    before = {path: path.read_bytes() for path in home.rglob("*.jsonl")}
+    other = {rows.RECORDINGS: [{**line, "host": "two"}]}
+    strange = {rows.RECORDINGS: [{**line, "id": "night"}], "../tiny.jsonl": [{"race": "b"}]}
+    for files, said in ((other, "recording day of nvidia-new is there"), (strange, "'../tiny")):
+        more = {"nvidia-new/other.jsonl": [{"recording": "day", "race": "b"}]}
+        with pytest.raises(SentenceError, match=said):
+            run.add(packed(tmp_path / "two", **more, **files))
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*.jsonl")} == before
 
 
 def test_make_record_measures_every_race_the_claims_of_least_time_first():

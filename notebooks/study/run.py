@@ -8,6 +8,7 @@ import importlib
 import json
 import math
 import os
+import re
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,6 +40,8 @@ TRIED = "tried"
 RECORDING = "FUSEDLIB_RECORDING"
 """Names the set of recordings that rows go into."""
 PROTOCOL = "published_protocol_"
+_CARRIED = re.compile(rf"{re.escape(RECORDINGS)}|[a-z0-9][a-z0-9.-]*/\w+\.jsonl")
+"""Names of the files of a recording that is carried."""
 _ALIKE = ("environment", "commit", "dirty", "host", "boot_id", "gpu_uuid")
 
 
@@ -365,16 +368,39 @@ def carried(into: str) -> dict[str, str]:
 
 
 def add(file: Path) -> int:
-    """Add the rows of a file that was carried here to the folder of results; how many are new."""
-    added = 0
+    """Add the rows of a file that was carried here to the folder of results; how many are new.
+
+    Raises:
+        SentenceError: it holds what no recording has, or another recording of a name that is known,
+            whose rows would take the place of that one's. Nothing was added.
+    """
+    found: dict[str, list[str]] = {}
     with tarfile.open(file) as archive:
         for member in archive.getmembers():
-            read = archive.extractfile(member)
-            if read is None or not member.name.endswith(".jsonl"):
+            read = archive.extractfile(member) if member.isfile() else None
+            if read is None:
                 continue
-            path = paths.results_dir() / member.name
-            known = {*path.read_text(encoding="utf-8").splitlines()} if path.exists() else set()
-            new = [line for line in read.read().decode().splitlines() if line not in known]
-            append_objects(path, map(json.loads, new))
-            added += len(new) * (path.name != RECORDINGS)
+            if not _CARRIED.fullmatch(member.name):
+                raise SentenceError(
+                    f"{file} has {member.name!r}; only {RECORDINGS} and <machine>/<topic>.jsonl "
+                    "are added. Pack what was measured by `make record PACKED=`"
+                )
+            found[member.name] = read.read().decode().splitlines()
+    results = paths.results_dir()
+    known = read_objects(results / RECORDINGS) if (results / RECORDINGS).exists() else []
+    by_name = {(line["machine"], line["id"]): line for line in known}
+    for new in map(json.loads, found.get(RECORDINGS, [])):
+        if by_name.get((new["machine"], new["id"]), new) != new:
+            raise SentenceError(
+                f"{file}: a recording {new['id']} of {new['machine']} is there already, begun "
+                f"{by_name[new['machine'], new['id']].get('began')}, and this one was begun "
+                f"{new.get('began')}. One of them needs another name: measure with NAME="
+            )
+    added = 0
+    for name, lines in found.items():
+        path = results / name
+        before = {*path.read_text(encoding="utf-8").splitlines()} if path.exists() else set()
+        fresh = [line for line in lines if line not in before]
+        append_objects(path, map(json.loads, fresh))
+        added += len(fresh) * (name != RECORDINGS)
     return added

@@ -135,7 +135,7 @@ def check_clean() -> None:
 
 
 def chosen_name(name: str, folder: Path, facts: machines.Machine) -> str:
-    """This name, or without one that of this code's newest recording, else day and commit.
+    """This name, or without one that of this code's newest recording, else minute and commit.
 
     Code is what measures: a commit that changed a text goes on with the recording of the commit
     before.
@@ -148,7 +148,7 @@ def chosen_name(name: str, folder: Path, facts: machines.Machine) -> str:
             known for known, line in newest.items()
             if not other[known] and line["profile"] == "full" and known != ASSEMBLED
         ]  # fmt: skip
-        new = f"{datetime.now(UTC):%Y-%m-%d}-{(commit or '')[:7]}"
+        new = f"{datetime.now(UTC):%Y-%m-%d-%H%M}-{(commit or '')[:7]}"
         return max(alike, key=lambda known: str(newest[known]["began"]), default=new)
     if reason := other.get(name):
         raise ChoiceError(f"the recording {name} is of {reason}. Give another NAME=")
