@@ -7,6 +7,7 @@ import types
 from itertools import chain, repeat
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,13 +26,19 @@ def _forget():
         function.cache_clear()
 
 
+def gives(value):
+    return lambda *_: value
+
+
+ONE_CARD = {"nvmlDeviceGetCount": gives(1), "nvmlDeviceGetName": gives("card"),
+            "nvmlDeviceGetHandleByUUID": gives(0)}  # fmt: skip
 Process = collections.namedtuple("Process", "pid")
 
 
 def fake_nvml(processes, used_gib):
     return types.SimpleNamespace(
         nvmlInit=lambda: None, nvmlShutdown=lambda: None,
-        nvmlDeviceGetHandleByIndex=lambda i: i,
+        nvmlDeviceGetHandleByIndex=lambda i: i, **ONE_CARD,
         nvmlDeviceGetComputeRunningProcesses=lambda h: list(map(Process, processes)),
         nvmlDeviceGetMemoryInfo=lambda h: types.SimpleNamespace(used=used_gib * 2**30),
     )  # fmt: skip
@@ -55,13 +62,45 @@ def test_others_on_the_card_are_seen_by_process_or_by_memory(
     assert machine.others_on_card(2.0) == "", "nothing is known"
 
 
+def test_the_card_is_torchs_first_whatever_the_bus_has_first(monkeypatch):
+    """On a workstation whose display card sits before the one that computes."""
+    uuids = {"GPU-00": 0, "GPU-11": 1}
+    nvml = types.SimpleNamespace(
+        nvmlInit=lambda: None, nvmlShutdown=lambda: None, nvmlDeviceGetCount=gives(2),
+        nvmlDeviceGetHandleByIndex=lambda i: i, nvmlDeviceGetHandleByUUID=uuids.__getitem__,
+        nvmlDeviceGetName=["T400", "H100"].__getitem__,
+        nvmlDeviceGetUUID=[*uuids].__getitem__,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(machine, "device_type", lambda: "cuda")
+    first = types.SimpleNamespace(uuid="11")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", gives(first))
+    assert (machine._device_name(), machine._gpu_uuid()) == ("H100", "GPU-11")
+
+
+def test_cards_that_differ_have_folders_of_their_own(monkeypatch):
+    names = [
+        "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H100 PCIe",
+        "NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe", "NVIDIA H200",
+        "NVIDIA H200 MIG 1g.18gb",
+    ]  # fmt: skip
+    cards = []
+    for name in names:
+        monkeypatch.setattr(machine, "_device_name", lambda name=name: name)
+        cards.append(machine.card())
+    assert len({*cards}) == len(names), cards
+    assert (cards[0], cards[6]) == ("nvidia-h100", "nvidia-h200")
+
+
 def test_conditions_come_from_nvml_and_survive_what_it_does_not_know(monkeypatch):
     def unknown(*_):
         raise RuntimeError("not supported")
 
     nvml = types.SimpleNamespace(
         nvmlInit=lambda: None, nvmlShutdown=lambda: None,
-        nvmlDeviceGetHandleByIndex=lambda i: i, nvmlDeviceGetPowerUsage=lambda h: 123000,
+        nvmlDeviceGetHandleByIndex=lambda i: i, **ONE_CARD,
+        nvmlDeviceGetPowerUsage=lambda h: 123000,
         nvmlDeviceGetClockInfo=lambda h, kind: {1: 1980, 2: 3201}[kind],
         nvmlDeviceGetEnforcedPowerLimit=unknown, nvmlDeviceGetTemperature=lambda h, kind: 35,
     )  # fmt: skip
@@ -84,7 +123,8 @@ def test_energy_is_taken_between_steps_of_the_counter(monkeypatch):
     clocks = chain([345, 1400, 1410], repeat(1420))
     nvml = types.SimpleNamespace(
         nvmlInit=lambda: None, nvmlShutdown=lambda: None,
-        nvmlDeviceGetHandleByIndex=lambda i: i, nvmlDeviceGetTotalEnergyConsumption=steps,
+        nvmlDeviceGetHandleByIndex=lambda i: i, **ONE_CARD,
+        nvmlDeviceGetTotalEnergyConsumption=steps,
         nvmlDeviceGetClockInfo=lambda h, kind: next(clocks),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", nvml)

@@ -92,8 +92,10 @@ def key() -> str:
 
 
 def card() -> str:
-    """Name of this type of card, whatever its host: "nvidia-h100" of "NVIDIA H100 80GB HBM3"."""
-    return slug(re.sub(r"[ -]\d+GB.*", "", _device_name()))
+    """Name of this type of card, whatever its host: "nvidia-h100" of "NVIDIA H100 80GB HBM3", and
+    of no slice of one and no other H100.
+    """
+    return slug(re.sub(r" 80GB HBM3$", "", _device_name()))
 
 
 def label(name: str) -> str:
@@ -333,10 +335,21 @@ def _nvml() -> Iterator[tuple[Any, Any]]:
 
 
 def _first_visible(nvml: Any) -> Any:
+    """The handle of the card that torch calls cuda:0. NVML counts by the bus, CUDA by speed: where
+    cards differ, and where torch has begun anyway, torch says which one it is.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     if visible.startswith(("GPU-", "MIG-")):
         return nvml.nvmlDeviceGetHandleByUUID(visible)
-    return nvml.nvmlDeviceGetHandleByIndex(int(visible) if visible else 0)
+    import torch
+
+    cards = [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(nvml.nvmlDeviceGetCount())]
+    if torch.cuda.is_initialized() or len({nvml.nvmlDeviceGetName(card) for card in cards}) > 1:
+        uuid = torch.cuda.get_device_properties(0).uuid
+        for kind in ("GPU", "MIG"):
+            if (found := _ask(nvml.nvmlDeviceGetHandleByUUID, f"{kind}-{uuid}")) is not None:
+                return found
+    return cards[int(visible) if visible else 0]
 
 
 def _ask(question: Any, *args: Any) -> Any:
