@@ -194,7 +194,8 @@ def tiny() -> ModuleType:
     def cases(profile="quick", **sizes):
         s = run.sized(module.PROFILES, profile, sizes)
         return [
-            {"size": size, "way": way, "device": "cpu", "provider": name}
+            {"size": size, "way": way, "device": "cpu", "provider": name,
+             "repetitions": s.repetitions}
             for size in s.sizes for way in ("a", "b") for name in s.providers
         ]  # fmt: skip
 
@@ -212,7 +213,8 @@ def tiny() -> ModuleType:
         if case["provider"] in DO.get("absent", ()):
             raise RuntimeError("not there")
 
-    module.PROFILES = {"quick": {"device": "cpu", "sizes": [1, 2], "providers": ["x", "y"]}}
+    quick = {"device": "cpu", "sizes": [1, 2], "providers": ["x", "y"], "repetitions": 1}
+    module.PROFILES = {"quick": quick, "full": quick | {"sizes": [1, 2, 3]}}
     module.cases, module.measure, module.available = cases, measure, available
     return module
 
@@ -245,6 +247,22 @@ def test_a_race_that_lacks_a_row_is_measured_whole_and_no_other(measured):
     assert [row[:3] for row in both] == [
         (1, "a", "x"), (1, "a", "y"), (1, "b", "x"), (1, "b", "y"),
     ]  # fmt: skip
+
+
+def test_more_repetitions_are_measured_and_fewer_are_there(measured):
+    assert len(measured(sizes=[1], repetitions=2)) == 4
+    assert measured(sizes=[1]) == []
+    assert len(measured(sizes=[1], repetitions=3)) == 4
+
+
+def test_a_size_that_somebody_types_holds_though_it_is_that_of_the_profile_quick(
+    measured, here, monkeypatch
+):
+    """A notebook's knob that nobody turned has that value too."""
+    monkeypatch.setattr(sys, "argv", ["study", TINY, "--profile", "full", "sizes=[1, 2]"])
+    command.main()
+    assert {row["size"] for row in read_objects(here / "tiny.jsonl")} == {1, 2}
+    assert {row[0] for row in measured(profile="full", sizes=[1, 2])} == {3}
 
 
 def test_what_failed_is_tried_again_and_what_is_unavailable_once_it_can_be_had(measured):

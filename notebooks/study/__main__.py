@@ -42,7 +42,7 @@ def main() -> None:
                 print(f"{file}: {run.add(file)} rows added")
         else:
             only = given.only and given.only.read_text(encoding="utf-8").split()
-            how = {"into": given.into, "until": given.until, "only": only}
+            how = {"into": given.into, "until": given.until, "only": only, "as_given": True}
             run.run(given.what, given.profile, **how, **dict(map(_setting, given.settings)))
     except SentenceError as error:
         sys.exit(str(error))

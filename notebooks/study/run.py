@@ -112,11 +112,12 @@ def grouped(name: str, cases: Iterable[Case]) -> dict[str, list[Case]]:
 
 def run(
     name: str, profile: str = "quick", *, fresh: bool | None = None, until: float = math.inf,
-    into: str = "", only: Sequence[str] | None = None, **sizes: Any,
+    into: str = "", only: Sequence[str] | None = None, as_given: bool = False, **sizes: Any,
 ) -> pd.DataFrame:  # fmt: skip
     """Measure of a topic what this machine lacks, and give its rows with this machine's.
 
-    A race is measured if one of its cases has no row, or one that failed, or that may be had now,
+    A race is measured if one of its cases has no row, or one of fewer repetitions or seconds than
+    it asks for, or one that failed, or that may be had now,
     which who was tried and refused may elsewhere or by other code; and if a notebook itself defines
     who runs. While rows are replayed nothing is measured.
 
@@ -127,13 +128,15 @@ def run(
         into: the set of recordings that the rows go into; by default `$FUSEDLIB_RECORDING`, else
             this machine's newest of the profile, or with `fresh` a new one.
         only: races that are measured, in this order; by default all in the topic's.
+        as_given: whether a size that is quick's is meant so under another profile too; by default
+            it is a notebook's knob that nobody turned.
 
     Raises:
         SizesError: an unknown size, or a value that does not fit.
         ResultsError: rows cannot be read or written.
     """
     quick = topic(name).PROFILES.get("quick", {})
-    if profile != "quick":  # a knob that nobody turned: another profile has its own
+    if profile != "quick" and not as_given:
         sizes = {n: value for n, value in sizes.items() if value != quick.get(n)}
     wanted = races(name, profile, **sizes)
     if only is not None:
@@ -259,6 +262,8 @@ class _Store:
             if row is None or row["status"] == "failed":
                 return True
             if rivals.is_own(str(case.get("provider"))):
+                return True
+            if any((case.get(n) or 0) > (row.get(n) or math.inf) for n in HOW - {"provider"}):
                 return True
             was_tried = row.get(TRIED) and row["recording"] in same
             return row["status"] == "unavailable" and not was_tried and self.may_be_had(case)
