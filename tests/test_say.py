@@ -237,6 +237,11 @@ def test_a_text_is_filled_with_the_numbers_of_claims():
         numbers = {n: say.evaluate("kernels/models").numbers(n)["liger"] for n in ("H200", "H100")}
         assert say.filled(text) == f"{numbers['H200']} as fast, — as that"
         assert say.filled("{kernels/models/liger}", "H100") == numbers["H100"] != numbers["H200"]
+        newest = [say.evaluate(f"kernels/{name}").decided("H200")[-1].rows
+                  for name in ("models", "tf32")]  # fmt: skip
+        said = say.filled("{days}; {kernels/models/liger}, {kernels/tf32/gain}").partition("; ")[0]
+        assert said == origin.days(pd.concat(newest)) != ""
+        assert say.filled("{days}") == "—"
 
 
 # --- every claim ---------------------------------------------------------------------------------

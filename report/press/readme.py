@@ -16,8 +16,9 @@ SHOWN = ["huggingface", "liger", "inductor", "inductor-causal", "fused", "fused-
 def numbers() -> str:
     """A few numbers, and over whom."""
     return say.filled(
-        "On an H200 one line makes forward and backward of Llama-3.2-1B **{llama/beside/plain} as "
-        "fast** as Hugging Face's,\nin **{llama/beside/share} of its memory**. They "
+        "On an H200 ({days}) one line makes forward and backward of Llama-3.2-1B "
+        "**{llama/beside/plain} as fast** as Hugging Face's,\nin **{llama/beside/share} of its "
+        "memory**. They "
         "are **{llama/beside/time} as fast** as with Liger's patch (bf16, 8,192 tokens). A step "
         "with AdamW is\n{llama/adamw/plain} and {llama/adamw/liger} as fast. {llama/limits/fused} "
         "sequences of 1,024 tokens fit instead of {llama/limits/huggingface}. In fp32 a large "

@@ -247,20 +247,24 @@ def say(*names: str) -> None:
 
 
 def filled(words: str, machine: str = "") -> str:
-    """A text with `{topic/claim/number}` replaced by that number as the claim's sentence writes it.
+    """A text with `{topic/claim/number}` replaced by that number as the claim's sentence writes it,
+    and `{days}` by the days of the rows of all these numbers.
 
     Args:
         machine: whose numbers they are, by default those of the sentence.
 
     A dash stands for one that is not there.
     """
+    rows = [pd.DataFrame()]
 
     def number(match: re.Match[str]) -> str:
         topic, claim, value = match[1].split("/")
         it = evaluate(f"{topic}/{claim}")
+        rows.extend(answer.rows for answer in it.decided(machine or it.leading)[-1:])
         return it.numbers(machine).get(value, MISSING)
 
-    return re.sub(r"\{([^{}]+/[^{}]+/[^{}]+)\}", number, words)
+    text = re.sub(r"\{([^{}]+/[^{}]+/[^{}]+)\}", number, words)
+    return text.replace("{days}", days(pd.concat(rows)) or MISSING)
 
 
 def ledger(topic: str) -> pd.DataFrame:
