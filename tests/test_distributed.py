@@ -1,6 +1,7 @@
 """Jobs of several processes: what their rows say, and that none outlives its study."""
 
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -8,10 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from outcomes import outcome
 from processes import wait_for
-from study import distributed, paths
+from study import distributed, liger, patched, paths, rivals
 
 SMALL = {
     "model": "two layers", "batch_sizes": [1], "context_length": 16, "dtype": "float32",
@@ -38,6 +40,36 @@ def test_what_differs_from_one_process_is_wrong(name):
     assert f"the {name} differs" in wrong
     (late,) = distributed.compared(case, true, [8.0, 7.9, 7.8, float("nan")], 2.0)
     assert "by nan" in late
+
+
+def test_liger_runs_its_triton_kernels_whoever_calls_the_model(monkeypatch, one_thread):
+    """Where CuTe is installed Liger gives RoPE to it, and DeepSpeed drops what an arm is called
+    by, as this one does.
+    """
+    backends = pytest.importorskip("liger_kernel.backends")
+    seen = []
+
+    def arm(model):
+        model.register_forward_hook(lambda *_: seen.append(backends.get_impl()))
+        return model
+
+    made = rivals.Rival(patched.TASK, "liger-seen", arm, "for a test")
+    monkeypatch.setitem(rivals.RIVALS, (patched.TASK, "liger-seen"), made)
+    monkeypatch.setattr(liger, "has_cute", lambda: True)
+    monkeypatch.setattr(liger, "path", lambda work: work() and None)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NCCL_NVLS_ENABLE",
+             "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR")  # fmt: skip
+    for name in names:
+        monkeypatch.setenv(name, "")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    try:
+        figures = distributed.train(a_case(provider="liger-seen", processes=1), 0, port)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    assert {*seen} == {liger.TRITON} == {figures["path"]} and figures["median_ms"] > 0
 
 
 # --- real jobs -----------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ import math
 import os
 import socket
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,7 +38,7 @@ from fusedlib.bench.attempt import Unavailable, Wrong, free_memory
 from fusedlib.bench.machine import version_of
 from fusedlib.bench.statistics import summarize
 from fusedlib.bench.timing import synchronize
-from study import fresh, patched, rivals, trace
+from study import fresh, liger, patched, rivals, trace
 from study.cases import Case, device_of, grid
 from study.settings import MIB
 from study.trace import Piece
@@ -112,6 +113,8 @@ def require_available(case: Case) -> None:
     arm = rivals.get(patched.TASK, case["provider"])
     if "graph" in arm.traits:
         raise Unavailable("a step that waits for other processes is not captured in a CUDA graph")
+    if is_deepspeed(case) and arm.name.startswith("liger-cute"):
+        raise Unavailable("DeepSpeed calls the model, not the arm that puts CuTe's kernels there")
     if "whole" in arm.traits:
         raise Unavailable(
             "hooks that gather weights stand between the layers of a divided model, so it is not "
@@ -230,7 +233,16 @@ SECTIONS = ("forward", "backward", "optimizer", "total")
 def train(case: Case, rank: int, port: int) -> dict[str, Any]:
     """Entry of a fresh process: one of those that train a case together. Times are steps from an
     idle device, the slowest process of each; memory is that of the fullest.
+
+    Liger runs its Triton kernels in all that the process does: DeepSpeed calls the model and not
+    the arm, and checkpoints call it in backward.
     """
+    chosen = liger.is_liger(case["provider"]) and liger.has_cute()
+    with liger.kernels_of(liger.TRITON) if chosen else nullcontext():
+        return _train(case, rank, port)
+
+
+def _train(case: Case, rank: int, port: int) -> dict[str, Any]:
     device = _join(case, rank, port)
     true = reference(case, device) if rank == 0 else {}
     free_memory()
@@ -248,6 +260,8 @@ def train(case: Case, rank: int, port: int) -> dict[str, Any]:
     figures: dict[str, Any] = {"losses": losses}
     wrong = compared(case, true, losses, engine.gradient_norm) if rank == 0 else []
     figures |= _memory(engine) | {"hidden_share": hidden_share(engine)}
+    if liger.is_liger(case["provider"]):
+        figures["path"] = liger.path(lambda: _timed_step(engine)) or liger.TRITON
     dist.barrier()
     if wrong:
         raise Wrong("; ".join(wrong), figures)
