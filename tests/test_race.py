@@ -1,12 +1,14 @@
 """No speed without correctness, like against like: the gate, the turns and the rows."""
 
+import time
+
 import pandas as pd
 import pytest
 import torch
 from torch import Tensor
 
 from fusedlib import reference
-from fusedlib.bench import check, cuda_graphs
+from fusedlib.bench import check, cuda_graphs, turns
 from study import kernels, rivals
 from study.mlp import Inputs, SwiGLUProblem, draw
 from study.race import free
@@ -182,3 +184,12 @@ def test_flops_agree_with_torch():
     with FlopCounterMode(display=False) as counter:
         check.results_of(rivals.get("swiglu", "eager").build(inputs), inputs.dy)
     assert counter.get_total_flops() == RAGGED.flops
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_who_is_held_against_nothing_was_not_seen_in_the_clock(held):
+    looks = []
+    turn = turns.Turn(lambda: time.sleep(1e-3), again=(lambda: looks.append(1)) if held else None)
+    entrant = turns.Checked({}, lambda case: turn)
+    [(_, timed)] = turns.timed_together({"one": ({}, entrant)}, turns.Sampling("cpu", rounds=3))
+    assert timed.ok and entrant.seen_in_clock is held and bool(looks) is held

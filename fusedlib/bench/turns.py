@@ -41,7 +41,8 @@ class Turn:
         reset: called between the calls of a burst.
         figures: of the row, beside the times.
         issue: the work, not waited for, where `run` waits for its parts.
-        again: holds what the work gives now, for other operands, against the truth.
+        again: holds what the work gives now, for other operands, against the truth; None where
+            nothing does.
         look: instead of `prepare`, gives the operands values whose truth is known; what it gives
             holds the last call of the sample against that truth, after the clock.
     """
@@ -51,7 +52,7 @@ class Turn:
     reset: Callable[[], object] = lambda: None
     figures: Figures = field(default_factory=dict)
     issue: Callable[[], object] | None = None
-    again: Callable[[], object] = lambda: None
+    again: Callable[[], object] | None = None
     look: Callable[[int], Callable[[], object]] | None = None
 
 
@@ -185,7 +186,8 @@ class _Clock:
             if name not in self._own_parts:
                 alarms.require_cheap_nothing(min(nothing.samples_ms) * calls, least_ms)
                 alarms.require_clocks_agree(least_ms, min(self.by_host_ms.get(name, [0.0])))
-            self.turns[name].again()
+            if (again := self.turns[name].again) is not None:
+                again()
         return measured
 
     def _burst_size(self) -> tuple[int, float]:
@@ -221,9 +223,10 @@ class _Clock:
         elif turn.look:
             self._held = turn.look(calls)
         else:
-            turn.again()
+            if turn.again is not None:
+                turn.again()
+                self.checks[name].seen_in_clock = True
             turn.prepare(calls)
-            self.checks[name].seen_in_clock = True
         timing.synchronize(self.sampling.device)
         self._begun_ns = alarms.second_clock_ns()
 
@@ -256,7 +259,7 @@ class _Clock:
 def workload_turn(
     work: Workload, dy: Outputs, case: Mapping[str, Any],
     check_replay: Callable[[dict[str, Tensor]], Figures],
-    again: Callable[[Callable[[], dict[str, Tensor]]], object] = lambda results: None,
+    again: Callable[[Callable[[], dict[str, Tensor]]], object] | None = None,
     vary: Callable[[], object] = lambda: None,
     look: Look | None = None,
 ) -> Turn:  # fmt: skip
@@ -293,7 +296,7 @@ def workload_turn(
 
         return Turn(
             graph.replay, lambda calls: vary(), figures=check_replay(graph.results),
-            again=partial(again, replayed),
+            again=again and partial(again, replayed),
             look=look and partial(looked_at, lambda calls: None, lambda: graph.results),
         )  # fmt: skip
     outputs: list[Any] = []
@@ -330,6 +333,6 @@ def workload_turn(
             return check.results_of(work, dy, backward=direction != "forward")
 
     return Turn(
-        run, prepare, reset, again=partial(again, results),
+        run, prepare, reset, again=again and partial(again, results),
         look=look and partial(looked_at, ready, called),
     )  # fmt: skip
