@@ -281,8 +281,8 @@ def gemma_memory(rows: pd.DataFrame) -> tuple[dict, bool]:
 )
 def gradients(rows: pd.DataFrame) -> tuple[dict, bool]:
     """At equal weights, four times in each of two trainings, none of {n:,d} gradients of a patched
-    Llama of four layers has more than twice the error of Hugging Face's: the largest has
-    {fused:2×}. With Liger, in the worse of two settings, it is {liger:2×}."""
+    four-layer Llama has more than twice the error of Hugging Face's worse attention: the largest
+    has {fused:2×}. With Liger, in the worse of two settings, it is {liger:2×}."""
     same = rows[rows["family"].isin(["fused", "liger"]) & rows["missed"].notna()]
     say = same.groupby("family")["worst_gradient"].max().to_dict()
     count = same["parameters"].map(len).groupby(same["family"]).sum()
