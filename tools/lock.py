@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # Chosen by hand, everything else is what pip resolves from them:
 # torch: without a pin pip takes the newest one, tested by nobody here; triton: the one that
 # torch 2.13 with CUDA asks for, and the first whose interpreter works with every numpy tried;
-# numpy: 2.3 is the last that also serves triton 3.6.
-CHOSEN = {"torch": "2.13.0", "triton": "3.7.1", "numpy": "2.3.5"}
+# numpy: 2.3 is the last that also serves triton 3.6; transformers: the one on the GPU machine.
+CHOSEN = {"torch": "2.13.0", "triton": "3.7.1", "numpy": "2.3.5", "transformers": "5.17.0"}
 
 # torch itself pins its CUDA libraries exactly, by the CUDA that it was built with.
 LEFT_OUT = re.compile(r"(?!nvidia-ml-py$)(nvidia-|cuda-).*|fusedlib|pip|setuptools|wheel")
