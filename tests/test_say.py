@@ -232,14 +232,15 @@ def test_pages_read_what_say_shows_and_the_ledger_has_each_set(stated, monkeypat
 
 
 def test_a_text_is_filled_with_the_numbers_of_claims():
-    text = "{kernels/models/liger} as fast, {kernels/models/nobody} as that"
+    text = "{kernels/fp32-rates/ours} with ours, {kernels/fp32-rates/nobody} with that"
     with run.recorded_rows():
-        numbers = {n: say.evaluate("kernels/models").numbers(n)["liger"] for n in ("H200", "H100")}
-        assert say.filled(text) == f"{numbers['H200']} as fast, — as that"
-        assert say.filled("{kernels/models/liger}", "H100") == numbers["H100"] != numbers["H200"]
+        claim = say.evaluate("kernels/fp32-rates")
+        numbers = {n: claim.numbers(n)["ours"] for n in ("H200", "H100")}
+        assert say.filled(text) == f"{numbers['H200']} with ours, — with that"
+        assert say.filled("{kernels/fp32-rates/ours}", "H100") == numbers["H100"] != numbers["H200"]
         newest = [say.evaluate(f"kernels/{name}").decided("H200")[-1].rows
-                  for name in ("models", "tf32")]  # fmt: skip
-        said = say.filled("{days}; {kernels/models/liger}, {kernels/tf32/gain}").partition("; ")[0]
+                  for name in ("fp32-rates", "tf32")]  # fmt: skip
+        said = say.filled("{days}; {kernels/fp32-rates/ours}, {kernels/tf32/gain}").partition("; ")[0]
         assert said == origin.days(pd.concat(newest)) != ""
         assert say.filled("{days}") == "—"
 
