@@ -240,7 +240,8 @@ def test_a_text_is_filled_with_the_numbers_of_claims():
         assert say.filled("{kernels/fp32-rates/ours}", "H100") == numbers["H100"] != numbers["H200"]
         newest = [say.evaluate(f"kernels/{name}").decided("H200")[-1].rows
                   for name in ("fp32-rates", "tf32")]  # fmt: skip
-        said = say.filled("{days}; {kernels/fp32-rates/ours}, {kernels/tf32/gain}").partition("; ")[0]
+        both = "{days}; {kernels/fp32-rates/ours}, {kernels/tf32/gain}"
+        said = say.filled(both).partition("; ")[0]
         assert said == origin.days(pd.concat(newest)) != ""
         assert say.filled("{days}") == "—"
 
