@@ -188,7 +188,7 @@ def test_a_rival_that_older_sets_lack_is_compared_where_it_ran_and_ends_no_set(s
     def named(which):
         return lambda rows: rows.query(f"provider == '{which}'")
 
-    claim = stated(every, slowest, of=named("fused"), also=named("liger"))
+    claim = stated(every, slowest, of=named("fused"), optional=named("liger"))
     assert [answer.values["ms"] for answer in claim.answers["H200"]] == [1.0, 9.0]
     assert claim.status("H200") == "✗"
     strict = stated(every, slowest, of=lambda rows: rows).answers["H200"]

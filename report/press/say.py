@@ -71,7 +71,7 @@ class Claim:
     repeats: str = MEASURED
     lead: str = ""
     unchanged: bool = False
-    also: Callable[[Rows], Rows] | None = None
+    optional: Callable[[Rows], Rows] | None = None
     answers: Mapping[str, Sequence[Answer]] = field(default_factory=dict)
     begun: frozenset[str] = frozenset()
 
@@ -106,8 +106,8 @@ class Claim:
     def sets(self) -> Iterator[tuple[str, str, Rows]]:
         """Each machine's sets that have all cases, oldest first, with the last row of each."""
         chosen, wanted = self._wanted()
-        if self.also:  # whoever ran
-            more = self.also(rows_of(self.topic))
+        if self.optional:  # whoever ran
+            more = self.optional(rows_of(self.topic))
             more = more[more["status"] == "ok"]
         if "measured_at" in chosen:  # a published row has no time
             ended = chosen.groupby(["machine", "set"])["measured_at"].transform("max").astype(str)
@@ -115,7 +115,7 @@ class Claim:
         for (machine, name), rows in chosen.groupby(["machine", "set"], sort=False):
             if wanted and wanted <= {*(pairs := _pairs(rows))}:
                 rows = rows[pairs.isin(wanted)]
-                if self.also:
+                if self.optional:
                     same = more[(more["machine"] == machine) & (more["set"] == name)]
                     rows = pd.concat([rows, same]).copy()
                 yield machine, name, rows[~_pairs(rows).duplicated(keep="last")]
@@ -199,7 +199,7 @@ CLAIMS: dict[str, Claim] = {}
 def claim(
     name: str, headline: str = "", *, of: Callable[[Rows], Rows], first: str = "",
     repeats: str = MEASURED, lead: str = "", unchanged: bool = False,
-    also: Callable[[Rows], Rows] | None = None,
+    optional: Callable[[Rows], Rows] | None = None,
 ) -> Callable[[Rule], Rule]:  # fmt: skip
     """State a claim. Its sentence is the docstring of its rule, which takes the rows of one set,
     and gives the numbers and whether the claim holds.
@@ -215,7 +215,7 @@ def claim(
         lead: the machine whose numbers come first in the sentence, if not the first of `ORDER`.
         unchanged: no recording had other code of what is compared, so that its numbers are ranges
             over all of them.
-        also: selects what the rule takes too where a set has it, such as rivals that older sets
+        optional: selects what the rule takes too where a set has it, such as rivals that older sets
             lack. Its sentence then names whom it compares with.
     """
     topic, _, anchor = name.partition("/")
@@ -227,7 +227,7 @@ def claim(
         if not text:
             raise ValueError(f'the claim "{name}" needs its sentence as the rule\'s docstring')
         CLAIMS[name] = Claim(topic, anchor, headline, of, rule, text, first, repeats, lead,
-                             unchanged, also)  # fmt: skip
+                             unchanged, optional)  # fmt: skip
         return rule
 
     return state
