@@ -225,7 +225,7 @@ class _Store:
         return self.folder / f"{self.topic}.jsonl"
 
     @property
-    def known(self) -> Path:
+    def recordings_file(self) -> Path:
         """The file of recordings: beside a visitor's rows, else the repository's."""
         visitor = not self.folder.exists() or (self.folder / ".gitignore").exists()
         is_visitor = visitor and not os.environ.get(machines.NAME)
@@ -233,7 +233,7 @@ class _Store:
 
     def recordings(self) -> list[dict[str, Any]]:
         """Those of this machine, the oldest first."""
-        lines = read_objects(self.known) if self.known.exists() else []
+        lines = read_objects(self.recordings_file) if self.recordings_file.exists() else []
         return [line for line in lines if line["machine"] == self.folder.name]
 
     def set_for(self, into: str, fresh: bool) -> str:
@@ -250,12 +250,14 @@ class _Store:
         self, wanted: Mapping[str, list[Case]], set_name: str, fresh: bool
     ) -> dict[str, list[Case]]:
         """Of these races those that are to be measured; last those in which somebody failed."""
-        known = {line["id"]: line for line in self.recordings() if line["set"] == set_name}
+        of_set = {line["id"]: line for line in self.recordings() if line["set"] == set_name}
         lines = read_objects(self.path) if self.path.exists() and not fresh else []
-        lines = [row for row in lines if row["recording"] in known]
+        lines = [row for row in lines if row["recording"] in of_set]
         existing = {(row["race"], row["provider"]): row for row in lines}
         now = machines.describe().environment, provenance.commit()[0]
-        same = {i for i, line in known.items() if now == (line["environment"], line["commit"])}
+        by_this_code = {
+            i for i, line in of_set.items() if now == (line["environment"], line["commit"])
+        }
 
         def lacks(race: str, case: Case) -> bool:
             row = existing.get((race, case.get("provider")))
@@ -265,7 +267,7 @@ class _Store:
                 return True
             if any((case.get(n) or 0) > (row.get(n) or math.inf) for n in HOW - {"provider"}):
                 return True
-            was_tried = row.get(TRIED) and row["recording"] in same
+            was_tried = row.get(TRIED) and row["recording"] in by_this_code
             return row["status"] == "unavailable" and not was_tried and self.may_be_had(case)
 
         left = {race: cases for race, cases in wanted.items() if any(lacks(race, c) for c in cases)}
@@ -296,7 +298,7 @@ class _Store:
             "profile": self.profile, **facts, "began": began.isoformat(timespec="seconds"),
             "files": provenance.files(),
         }  # fmt: skip
-        append_objects(self.known, [json.loads(json.dumps(line))])
+        append_objects(self.recordings_file, [json.loads(json.dumps(line))])
         return str(line["id"])
 
 
@@ -379,7 +381,7 @@ def add(file: Path) -> int:
         SentenceError: it holds what no recording has, or another recording of a name that is known,
             whose rows would take the place of that one's. Nothing was added.
     """
-    found: dict[str, list[str]] = {}
+    lines_by_file: dict[str, list[str]] = {}
     with tarfile.open(file) as archive:
         for member in archive.getmembers():
             read = archive.extractfile(member) if member.isfile() else None
@@ -390,11 +392,11 @@ def add(file: Path) -> int:
                     f"{file} has {member.name!r}; only {RECORDINGS} and <machine>/<topic>.jsonl "
                     "are added. Pack what was measured by `make record PACKED=`"
                 )
-            found[member.name] = read.read().decode().splitlines()
+            lines_by_file[member.name] = read.read().decode().splitlines()
     results = paths.results_dir()
-    known = read_objects(results / RECORDINGS) if (results / RECORDINGS).exists() else []
-    by_name = {(line["machine"], line["id"]): line for line in known}
-    for new in map(json.loads, found.get(RECORDINGS, [])):
+    existing = read_objects(results / RECORDINGS) if (results / RECORDINGS).exists() else []
+    by_name = {(line["machine"], line["id"]): line for line in existing}
+    for new in map(json.loads, lines_by_file.get(RECORDINGS, [])):
         if by_name.get((new["machine"], new["id"]), new) != new:
             raise SentenceError(
                 f"{file}: a recording {new['id']} of {new['machine']} is there already, begun "
@@ -402,7 +404,7 @@ def add(file: Path) -> int:
                 f"{new.get('began')}. One of them needs another name: measure with NAME="
             )
     added = 0
-    for name, lines in found.items():
+    for name, lines in lines_by_file.items():
         path = results / name
         before = {*path.read_text(encoding="utf-8").splitlines()} if path.exists() else set()
         fresh = [line for line in lines if line not in before]

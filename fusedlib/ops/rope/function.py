@@ -244,10 +244,10 @@ def _start(
     key_heads = last.shape[1] if len(given) > 1 else 0
     if batch > MAX_GRID[1]:  # sequences lie along a grid's y
         for part in slice(batch // 2), slice(batch // 2, None):
-            some, their = ([x[part] for x in of] for of in (given, results))
-            c, s = (x if x.ndim == 2 or len(x) == 1 else x[part] for x in (cos, sin))
-            at = positions if positions is None or len(positions) == 1 else positions[part]
-            _start(some, their, c, s, at, inverse, weights, eps)
+            inputs, outputs = [x[part] for x in given], [x[part] for x in results]
+            cos_part, sin_part = (t if t.ndim == 2 or len(t) == 1 else t[part] for t in (cos, sin))
+            rows = positions if positions is None or len(positions) == 1 else positions[part]
+            _start(inputs, outputs, cos_part, sin_part, rows, inverse, weights, eps)
         return
     wide = results[0].shape[-1]
     half, rest = cos.shape[-1] // 2, min(head_dim, wide) - cos.shape[-1]
