@@ -1,5 +1,6 @@
 """No speed without correctness, like against like: the gate, the turns and the rows."""
 
+import gc
 import time
 
 import pandas as pd
@@ -175,6 +176,21 @@ def test_a_replay_gives_the_same_results_and_writes_gradients_anew(provider, dir
     assert set(graph.results) == (set(once) if direction == "forward+backward" else {"y"})
     for name, tensor in graph.results.items():
         torch.testing.assert_close(tensor, once[name])
+
+
+@pytest.mark.gpu
+def test_a_graph_is_captured_though_an_earlier_backward_lies_in_a_cycle(request):
+    gc.disable()
+    request.addfinalizer(gc.enable)
+    weight = torch.randn(64, 64, device="cuda", requires_grad=True)
+    kept = [(weight * 2).sum()]
+    kept.append(kept)
+    del kept
+    work = Workload(lambda: (weight * 3).sum(), {"w": weight})
+    dy = torch.ones((), device="cuda")
+    graph = cuda_graphs.capture(work, dy, "forward+backward")
+    graph.replay()
+    torch.testing.assert_close(graph.results["d_w"], torch.full_like(weight, 3))
 
 
 def test_flops_agree_with_torch():

@@ -4,7 +4,6 @@ A sentence that a program fills or decides is a claim, and held elsewhere.
 """
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -338,7 +337,7 @@ def a_quarter_of_the_compiled_formulas_memory(measured: Rows) -> bool:
 
 def half_of_the_time_with_half_ignored(measured: Rows) -> bool:
     ms = log_probs_of_150k(measured).pivot_table("median_ms", "provider", "ignored_share")
-    half = ms[0.5] / ms[0.0]
+    half = ms.reindex(columns=[0.0, 0.5]).pipe(lambda by: by[0.5] / by[0.0])
     return bool(0.45 < half["fused"] < 0.55 and 0.9 < half["inductor"] < 1)
 
 
@@ -1173,10 +1172,10 @@ def ahead_in_each_family(measured: Rows) -> bool:
     return len(over) >= 3 and bool(most < 1 / 1.02 and without_mask < 1)
 
 
-def no_faster_with_few_tokens_before(measured: Rows) -> bool:
+def compiled_faster_with_few_tokens(measured: Rows) -> bool:
     few = measured.query("experiment == 'step' and group == 'sizes' and tokens <= 2048")
-    over = quotients(of(few, set="assembled"), "sequences", "huggingface")["fused"].dropna()
-    return len(over) > 1 and bool(over.between(0.9, 1.03).all())
+    over = quotients(few, "sequences", "fused")["inductor-causal"].dropna()
+    return len(over) > 1 and bool(over.min() > 1)
 
 
 def masked_training_is_slower(measured: Rows) -> bool:
@@ -1185,25 +1184,12 @@ def masked_training_is_slower(measured: Rows) -> bool:
     return bool(0.55 < masked < 0.65 and 1.2 < causal < 1.35)
 
 
-def a_smaller_lead_with_adamw(measured: Rows) -> bool:
-    steps = measured.query("experiment == 'step' and dtype == 'bfloat16'")
-    whole, passes = (of(steps, group=name) for name in ("whole", "arms"))
-    leads = [quotients(rows, "group", "huggingface")["fused"].iloc[0] for rows in (whole, passes)]
-    return bool(1.3 < leads[0] < leads[1])
-
-
 def a_lead_at_the_widest(measured: Rows) -> bool:
     wide = of(measured, experiment="time", precision="high", dtype="float32", tokens=64,
               direction="forward")  # fmt: skip
     wide = wide[wide["hidden_size"].isin([512, 16384])]
     over = quotients(wide, ["hidden_size", "launch"], "liger")["all-gradients"].dropna()
     return len(over) == 4 and bool(over.xs("graph", level="launch").between(1, 1.3).all())
-
-
-def lead_shrinks_below_two_per_cent(measured: Rows) -> bool:
-    many = measured.query("experiment == 'step' and group == 'sizes' and tokens >= 32768")
-    over = 1 / quotients(many, "sequences", "fused")["liger"].dropna()
-    return len(over) > 2 and bool(1 < over.min() < 1.02 and over.max() < 1.08)
 
 
 def liger_s_loss_costs_time_and_saves_memory(measured: Rows) -> bool:
@@ -1263,16 +1249,12 @@ SAID += [
      "two to three digits", BOTH, tf32_gains_more_and_loses_digits),
     ("4_models/llama", "The patched model is faster than the plain one and holds less than half of "
      "its memory", BOTH, faster_in_less_than_half),
-    ("4_models/llama", "our code of 23 November was no faster than Hugging Face's model", H200,
-     no_faster_with_few_tokens_before),
+    ("4_models/llama", "With few tokens the CPU decides, and torch.compile without a mask is "
+     "faster than fusedlib", H200, compiled_faster_with_few_tokens),
     ("8_published/compilers", "With its mask torch.compile's training is slower than eager's", H200,
      masked_training_is_slower),
-    ("4_models/llama", "the H200's lead over Hugging Face is a little smaller", H200,
-     a_smaller_lead_with_adamw),
     ("2_skipped_work/anatomy", "though some lead is left at the narrowest and the widest layer",
      BOTH, a_lead_at_the_widest),
-    ("4_models/llama", "the lead over Liger shrinks, on the H200 at one size to less than two "
-     "per cent", H200, lead_shrinks_below_two_per_cent),
     ("4_models/llama", "Liger's loss takes a large vocabulary in many chunks, which costs time and "
      "saves memory", H200, liger_s_loss_costs_time_and_saves_memory),
     ("4_models/llama", "Patched Gemma 2 and Phi-3, cut to 8 layers, are faster than Liger's", BOTH,
@@ -1340,10 +1322,8 @@ def test_what_the_limits_say_of_quack_is_in_the_rows():
     turns = models.groupby(["shape", "session"])["provider"].agg(set)
     together = turns[turns.map({"fused", "quack-searched"}.issubset)]
     assert models["shape"].nunique() - together.index.get_level_values("shape").nunique() == 7
-    assert "by a tenth above the allowed error, and raised an error at two" in text
-    loss = of(load("llama"), experiment="loss", provider="quack-searched", machine="H200")
-    loss = loss[loss["direction"] == "forward+backward"]
-    assert loss["status"].value_counts().to_dict() == {"wrong": 1, "failed": 2}
-    reason = loss.set_index("status")["reason"]["wrong"]
-    worst, allowed = map(float, re.search(r"error (\S+), allowed (\S+)", reason).groups())
-    assert 1.05 < worst / allowed < 1.15
+    assert "by its defaults was refused by our check or raised an error at every size" in text
+    loss = of(load("llama"), experiment="loss", machine="H200")
+    loss = of(loss, direction="forward+backward")
+    assert not (of(loss, provider="quack-searched")["status"] == "ok").any()
+    assert (of(loss, provider="quack-base")["status"] == "ok").any()

@@ -1,5 +1,6 @@
 """CUDA graphs of one workload: the same kernels replayed without Python between them."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -48,6 +49,9 @@ def capture(workload: Workload, dy: Outputs, direction: str) -> Captured:
             once()
             workload.reset()
     torch.cuda.current_stream().wait_stream(side)
+    # What an earlier backward left in a cycle of references keeps its nodes of the parameters,
+    # which accumulate on the stream of then: that ends a capture.
+    gc.collect()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outputs = once()

@@ -391,13 +391,14 @@ def liger_cute_with_loss(model: nn.Module) -> Call:
     return liger.by(liger.CUTE, with_liger(model, SWITCHES), loss=liger.hopper_loss)
 
 
-# An H200 lost its context in the second: an illegal memory access, after which nobody runs.
-@rival(TASK, "liger-inductor", requires=("transformers",), traits=WHOLE | {"on request"})
+@rival(TASK, "liger-inductor", requires=("transformers",), traits=WHOLE)
 def liger_compiled(model: nn.Module) -> Call:
     """Liger's, all its switches, then torch.compile of the whole model, dynamic=False."""
     return liger.by(liger.TRITON, torch.compile(with_liger(model, SWITCHES), dynamic=False))
 
 
+# Ends a process on an H200, a plain script of a user too: without a mask a kernel that Inductor
+# (torch 2.11.0) writes for a model with Liger's patch makes an illegal memory access.
 @rival(TASK, "liger-inductor-causal", requires=("transformers",), traits=WHOLE | {"on request"})
 def liger_compiled_causal(model: nn.Module) -> Call:
     """The same, attention by the flag is_causal: no mask."""

@@ -82,7 +82,7 @@ SETTINGS = (
     ),
     Setting(
         "training", "bf16", "a Llama, few tokens", "`apply_to(model)`, and time it",
-        "Hugging Face's; our code of 23 Nov gave no gain",
+        "Hugging Face's; torch.compile without a mask gives more",
         "llama", f"{LLAMA} == 'sizes' and tokens <= 2048 and repetitions >= 30", "fused",
         "huggingface",
         ("08_model", "or nothing"), STEP,
