@@ -1192,13 +1192,6 @@ def a_lead_at_the_widest(measured: Rows) -> bool:
     return len(over) == 4 and bool(over.xs("graph", level="launch").between(1, 1.3).all())
 
 
-def liger_s_loss_costs_time_and_saves_memory(measured: Rows) -> bool:
-    gemma = of(measured, experiment="families", model="Gemma-2-2B, 8 layers")
-    by = gemma.groupby("provider")[["median_ms", "activations_gib"]].median()
-    time, memory = by.loc["liger"] / by.loc["liger-without-flce"]
-    return bool(time > 1.1 and memory < 0.5)
-
-
 def longest_by_adder(measured: Rows) -> Rows:
     core = of(measured, experiment="tensor_core", dtype="fp16")
     core = core[core["k"] == core["k"].max()]
@@ -1255,8 +1248,6 @@ SAID += [
      masked_training_is_slower),
     ("2_skipped_work/anatomy", "though some lead is left at the narrowest and the widest layer",
      BOTH, a_lead_at_the_widest),
-    ("4_models/llama", "Liger's loss takes a large vocabulary in many chunks, which costs time and "
-     "saves memory", H200, liger_s_loss_costs_time_and_saves_memory),
     ("4_models/llama", "Patched Gemma 2 and Phi-3, cut to 8 layers, are faster than Liger's", BOTH,
      ahead_in_each_family),
     ("4_models/kernels", "In bf16 an MLP's nine matrix products are nearly all of its time", BOTH,
@@ -1314,6 +1305,14 @@ def worse(measured: Rows, order: np.ndarray) -> dict[str, Any]:
     return turned
 
 
+def test_what_the_limits_say_of_two_sessions_is_in_the_rows():
+    text = " ".join(NOTEBOOKS["7_method"].read_text(encoding="utf-8").split())
+    assert "AdamW's step was 1.01 and 1.03 times as fast as under torch.compile" in text
+    rows = of(load("llama", sessions=True), experiment="step", group="whole", machine="H200")
+    over = ratio(rows[rows["provider"].isin(["fused", "inductor-causal"])], of="fused")
+    assert sorted(over["ratio"].round(2)) == [1.01, 1.03]
+
+
 def test_what_the_limits_say_of_quack_is_in_the_rows():
     text = " ".join(NOTEBOOKS["7_method"].read_text(encoding="utf-8").split())
     assert "QuACK with its search in turns at seven of eight shapes" in text
@@ -1322,8 +1321,14 @@ def test_what_the_limits_say_of_quack_is_in_the_rows():
     turns = models.groupby(["shape", "session"])["provider"].agg(set)
     together = turns[turns.map({"fused", "quack-searched"}.issubset)]
     assert models["shape"].nunique() - together.index.get_level_values("shape").nunique() == 7
-    assert "by its defaults was refused by our check or raised an error at every size" in text
-    loss = of(load("llama"), experiment="loss", machine="H200")
-    loss = of(loss, direction="forward+backward")
-    assert not (of(loss, provider="quack-searched")["status"] == "ok").any()
-    assert (of(loss, provider="quack-base")["status"] == "ok").any()
+    assert "raised an error or was refused, 9 to 36 % above our bound, as were four of five" in text
+    loss = of(load("llama"), experiment="loss", machine="H200", direction="forward+backward")
+    loss = loss[loss["provider"].str.match("quack|cut")]
+    scaled = loss[loss["provider"].isin(["quack", "quack-searched", "quack-chunks"])]
+    assert not (scaled["status"] == "ok").any()
+    of_errors = scaled["reason"].str.extract(r"error (\S+), allowed (\S+)").dropna().astype(float)
+    over = (of_errors[0] / of_errors[1] - 1).round(2)
+    assert (over.min(), over.max()) == (0.09, 0.36)
+    cut = of(loss, hidden_size=2048, ignored_share=0, set="2026-11-30-release-c")
+    cut = cut[cut["provider"].str.startswith("cut")].groupby("status")["provider"].nunique()
+    assert cut.to_dict() == {"ok": 1, "wrong": 4}

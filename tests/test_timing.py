@@ -1,5 +1,8 @@
 """The clock and its statistics."""
 
+from collections import Counter
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -34,9 +37,19 @@ def test_in_turns_takes_turns_and_keeps_every_sample():
         {n: (lambda n=n: order.append(n)) for n in "ABC"},
         device="cpu", warmup=2, repetitions=3, flush_l2=True,
     )  # fmt: skip
-    assert "".join(order) == "ABCBCACABABCBCA"
+    assert "".join(order) == "ABCBCACABCBAACB"
     assert {n: len(t.samples_ms) for n, t in times.items()} == {"A": 3, "B": 3, "C": 3}
     assert not times["A"].flush_l2, "there is no L2 to flush on a CPU, and the row must say so"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 12])
+def test_each_is_as_often_in_each_place_and_behind_each_other_one(count):
+    rounds = [timing.order(range(count), index) for index in range(count * (1 + count % 2))]
+    assert all(sorted(one) == [*range(count)] for one in rounds)
+    places = Counter(place for one in rounds for place in enumerate(one))
+    pairs = Counter(pair for one in rounds for pair in pairwise(one))
+    assert len(places) == count**2 and len({*places.values()}) == 1
+    assert len(pairs) == count * (count - 1) and len({*pairs.values()}) <= 1
 
 
 @pytest.mark.parametrize(

@@ -95,11 +95,11 @@ def compare(
     - Outputs are plain tensors with memory of their own, of the reference's shape and dtype, not
       handed out before, done at the return. Nothing is complex. Inputs stay as they are, no thread
       stays at work, no timer is replaced. `fusedlib.bench.alarms.RULES` has what each rule catches.
-    - Samples are taken in turns, A B C, B C A, C A B, two rounds thrown away; before each, outside
-      the clock, inputs are drawn and the card is idle. Short calls are timed in bursts, which leave
-      the L2 warm, others with the L2 flushed. A time that the card cannot reach, by FLOPs or by
-      bytes, is refused; so is one of which a second clock says something else, or that a call of
-      nothing takes too.
+    - Samples are taken in turns, each round in another order so that each follows each other as
+      often, two rounds thrown away; before each, outside the clock, inputs are drawn and the card
+      is idle. Short calls are timed in bursts, which leave the L2 warm, others with the L2 flushed.
+      A time that the card cannot reach, by FLOPs or by bytes, is refused; so is one of which a
+      second clock says something else, or that a call of nothing takes too.
 
     Not seen are: who rewrites this library, which runs in the same process, or reads its variables;
     another process, which helps a call along; what is kept in the later

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -96,8 +96,8 @@ def in_turns(
     repetitions: int, flush_l2: bool, prepare: Callable[[str], None] | None = None,
     calls: int = 1, seconds: float = 0.0, most: int | None = None,
 ) -> dict[str, Timing]:  # fmt: skip
-    """Time several rivals in turns (A B C, B C A, C A B, ...): drift hits all alike, and each is
-    as often first in a round as every other.
+    """Time several rivals in turns, each round in another order: drift hits all alike, each is as
+    often first as every other, and follows another one than in the round before.
 
     Args:
         work: by name, a callable that does the work `calls` times; all that it needs exists. What
@@ -130,6 +130,18 @@ def in_turns(
     )  # fmt: skip
 
 
+def order(names: Sequence[str], index: int) -> list[str]:
+    """Who comes when in a round: in as many rounds as there are names, twice as many if these are
+    odd, each is as often in each place and behind each other one (Williams, "Experimental designs
+    balanced for the estimation of residual effects of treatments", 1949). What runs before a call
+    sets the card's power and clocks for it.
+    """
+    count = len(names)
+    places = [(index + (place // 2 + 1 if place % 2 else -(place // 2))) % count
+              for place in range(count)]  # fmt: skip
+    return [names[at] for at in (reversed(places) if index // count % 2 else places)]
+
+
 def sampled_in_turns(
     work: Mapping[str, Callable[[], object]], *, device: torch.device | str, warmup: int,
     repetitions: int, flush_l2: bool, prepare: Callable[[str], None] | None, calls: int,
@@ -145,8 +157,7 @@ def sampled_in_turns(
     begin = time.perf_counter()
     for index in range(warmup + max(repetitions, most or 0)):
         marks: dict[str, Any] = {}
-        first = index % len(names)
-        for name in (*names[first:], *names[:first]):
+        for name in order(names, index):
             if prepare is not None:
                 prepare(name)
             if flush_l2 and buffer is not None:

@@ -260,6 +260,19 @@ def compiled_causal(model: nn.Module) -> Call:
     return torch.compile(causal(model), dynamic=False)
 
 
+@rival(TASK, "inductor-causal-loss", requires=("transformers",), traits=WHOLE)
+def compiled_loss(model: nn.Module) -> Call:
+    """The same, of a function that gives the loss alone: no logits are kept for who calls it."""
+    plain = causal(model)
+
+    @partial(torch.compile, dynamic=False)
+    def loss(ids: Tensor, labels: Tensor) -> Tensor:
+        only: Tensor = plain(ids, labels=labels).loss
+        return only
+
+    return lambda ids, labels: SimpleNamespace(loss=loss(ids, labels))
+
+
 @rival(
     TASK, "inductor-causal-searched", requires=("transformers",), needs_cuda=True,
     traits=WHOLE | {"searched", "on request"},
@@ -359,6 +372,7 @@ _liger_arm("liger", SWITCHES)
 _liger_arm("liger-without-flce", SWITCHES[:3])
 _liger_arm("liger-fp32", SWITCHES, accum_dtype=torch.float32)
 _liger_arm("liger-chunks", SWITCHES, chunk_mem_const=8)  # as its own patch of GPT-OSS has it
+_liger_arm("liger-chunks-32", SWITCHES, chunk_mem_const=32)  # as many as fusedlib's, of a Llama
 for _name in SWITCHES:
     _short = _name.replace("fused_linear_cross_entropy", "FLCE")
     _liger_arm(f"liger-{_short.lower().replace('_', '-')}", (_name,))
@@ -391,7 +405,7 @@ def liger_cute_with_loss(model: nn.Module) -> Call:
     return liger.by(liger.CUTE, with_liger(model, SWITCHES), loss=liger.hopper_loss)
 
 
-@rival(TASK, "liger-inductor", requires=("transformers",), traits=WHOLE)
+@rival(TASK, "liger-inductor", requires=("transformers",), traits=WHOLE | {"on request"})
 def liger_compiled(model: nn.Module) -> Call:
     """Liger's, all its switches, then torch.compile of the whole model, dynamic=False."""
     return liger.by(liger.TRITON, torch.compile(with_liger(model, SWITCHES), dynamic=False))
@@ -415,6 +429,7 @@ def _fused_arm(name: str, parts: Sequence[str], **options: Any) -> None:
 
 
 _fused_arm("fused", PARTS)
+_fused_arm("fused-again", PARTS)  # the same program in another place of its race
 for _name in PARTS:
     _part = _name.replace("_", "-")
     _others = tuple(part for part in PARTS if part != _name)
@@ -442,7 +457,7 @@ def fused_compiled_causal(model: nn.Module) -> Call:
     return fused_compiled(causal(model))
 
 
-@rival(TASK, "inductor-layers", requires=("transformers",), traits=frozenset({"on request"}))
+@rival(TASK, "inductor-layers", requires=("transformers",))
 def compiled_layers(model: nn.Module) -> Call:
     """torch.compile of each decoder layer, its default mode, dynamic=False."""
     layers: Any = model.get_submodule("model.layers")
@@ -451,7 +466,13 @@ def compiled_layers(model: nn.Module) -> Call:
     return model
 
 
-@rival(TASK, "fused-inductor-layers", requires=("transformers",), traits=frozenset({"on request"}))
+@rival(TASK, "liger-inductor-layers", requires=("transformers",))
+def liger_compiled_layers(model: nn.Module) -> Call:
+    """Liger's, all switches and chunk_mem_const=32, then torch.compile of each decoder layer."""
+    return liger.by(liger.TRITON, compiled_layers(with_liger(model, SWITCHES, chunk_mem_const=32)))
+
+
+@rival(TASK, "fused-inductor-layers", requires=("transformers",))
 def fused_compiled_layers(model: nn.Module) -> Call:
     """fusedlib.apply_to with all its parts, then torch.compile of each decoder layer."""
     fusedlib.apply_to(model)

@@ -29,10 +29,17 @@ BOTH_SESSIONS = (
     "((experiment == 'step' and group == 'arms') or experiment == 'families')"
 )
 """Two sessions of a recording: among all rivals of the model, and among families."""
-LIGERS = ["liger", "liger-chunks", "liger-without-flce", "liger-cute", "liger-cute-loss"]
+LIGERS = [
+    "liger", "liger-chunks", "liger-chunks-32", "liger-without-flce", "liger-cute",
+    "liger-cute-loss",
+]  # fmt: skip
 """Liger's patch in its settings, in Triton and in CuTe, uncompiled as fusedlib's."""
-UNMASKED = ["inductor-causal", "inductor-causal-searched", "liger-inductor-causal"]
-"""torch.compile without a mask: by itself, with a search, and of a model that Liger patched."""
+UNMASKED = [
+    "inductor-causal", "inductor-causal-loss", "inductor-causal-searched", "inductor-layers",
+    "liger-inductor-layers",
+]  # fmt: skip
+"""torch.compile without a mask: by itself, of the loss alone, with a search, by layer, and so of a
+model that Liger patched."""
 GRAPHS = ["fused-graph", "huggingface-graph", "liger-without-flce-graph", "liger-graph",
           "inductor-causal-graphs"]  # fmt: skip
 PARTS = ["fused-mlp", "fused-rms-norm", "fused-rope", "fused-attention", "fused-loss"]
@@ -70,21 +77,22 @@ def medians(rows: pd.DataFrame, value: str) -> pd.Series:
 
 @claim(
     "llama/whole-step",
-    "A patched Llama is as fast as the plain one under torch.compile, in two thirds of its memory",
+    "A patched Llama is as fast as the plain one under torch.compile, in less memory",
     of=of_arms(BOTH_SESSIONS, ["inductor", "inductor-causal"]),
     optional=of_arms(f"{BOTH_SESSIONS} or ({OF_1B} and group == 'searched')", UNMASKED),
 )
 def whole_step(rows: pd.DataFrame) -> tuple[dict, bool]:
-    """Over the fastest without a mask ({arm}) fusedlib is {compiled:3×} as fast, and over
-    torch.compile with its mask {masked:3×}. Its peak memory is {whole:2%} of torch.compile's
-    without a mask."""
+    """Over the fastest timed without a mask ({arm}) fusedlib is {compiled:3×} as fast, and over
+    torch.compile with its mask {masked:3×}. Its peak memory is {whole:2%} of the least of
+    torch.compile's, which returns logits."""
     gib = medians(rows[rows["group"] != "searched"], "whole_gib")
+    least = gib.reindex(["inductor", *UNMASKED]).min()
     compiled, arm = beside_fastest(rows, UNMASKED)
     masked, _ = beside_fastest(rows, ["inductor"])
     say: dict = {"compiled": compiled, "arm": arm, "masked": masked}
-    say["whole"] = gib["fused"] / gib["inductor-causal"]
+    say["whole"] = gib["fused"] / least
     ahead = compiled[0] > 1 and compiled[1] < min(1.05, masked[0])
-    return say, ahead and say["whole"] < 0.7
+    return say, ahead and say["whole"] < 0.9
 
 
 @claim("llama/published", of=lambda rows: from_tables(published("llama")))
@@ -153,14 +161,15 @@ def few_tokens(rows: pd.DataFrame) -> tuple[dict, bool]:
 
 @claim(
     "llama/few-compiled",
-    of=of_arms(FEW, ["inductor-causal"]),
+    of=of_arms(f"{FEW} and tokens == 1024", ["inductor-causal"]),
     first="It is faster with 4,096 tokens too",
+    unchanged=True,  # in the recordings that have both
 )
 def few_compiled(rows: pd.DataFrame) -> tuple[dict, bool]:
-    """There torch.compile without a mask, whose step the CPU holds up less, is {compiled:2×} as
-    fast as fusedlib."""
-    say = {"compiled": extent(ratio(rows, of="inductor-causal"))["fused"]}
-    return say, say["compiled"][0] > 1
+    """With 1,024 tokens torch.compile without a mask, whose step the CPU holds up less, is
+    {compiled:2×} as fast as fusedlib."""
+    over = ratio(rows, of="inductor-causal").set_index("provider")["ratio"]
+    return {"compiled": over["fused"]}, over["fused"] > 1
 
 
 @claim(
@@ -169,8 +178,8 @@ def few_compiled(rows: pd.DataFrame) -> tuple[dict, bool]:
 )
 def graphs(rows: pd.DataFrame) -> tuple[dict, bool]:
     """In CUDA graphs, with {tokens} tokens, fusedlib is {compiled:3×} as fast as torch.compile
-    without a mask, and {plain:2×} as fast as Hugging Face. Over Liger's, without its fused loss,
-    which no graph can hold, it is {liger:2×} as fast."""
+    without a mask, and {plain:2×} as fast as Hugging Face. Over Liger's, without its fused Triton
+    loss, which no graph can hold, it is {liger:2×} as fast."""
     ends = extent(ratio(rows, of="fused-graph"))
     say: dict = {"plain": ends["huggingface-graph"], "liger": ends["liger-without-flce-graph"]}
     say["compiled"] = ends["inductor-causal-graphs"]
@@ -190,7 +199,7 @@ def graphs(rows: pd.DataFrame) -> tuple[dict, bool]:
 def beside(rows: pd.DataFrame) -> tuple[dict, bool]:
     """Forward and backward of Llama-3.2-1B (bf16, 4 × 2,048 tokens) are {plain:3×} as fast with
     fusedlib as with Hugging Face, and {time:3×} as fast as with {arm}. Their peak memory is
-    {share:2%} of Hugging Face's and {beside:2%} of Liger's, weights and gradients counted."""
+    {share:2%} of Hugging Face's and {beside:2%} of Liger's least, weights and gradients counted."""
     (time, arm), (plain, _) = (beside_fastest(rows, arms) for arms in (LIGERS, ["huggingface"]))
     gib = medians(rows, "whole_gib")
     liger = gib.reindex(LIGERS).min()
@@ -217,14 +226,17 @@ def large(rows: pd.DataFrame) -> tuple[dict, bool]:
 @claim(
     "llama/adamw",
     of=of_arms(WHOLE, ["huggingface", "liger"]),
-    optional=of_arms(WHOLE, LIGERS),
+    optional=of_arms(WHOLE, [*LIGERS, *UNMASKED]),
 )
 def adamw(rows: pd.DataFrame) -> tuple[dict, bool]:
     """A whole training step with AdamW is {plain:3×} as fast with fusedlib as with Hugging Face,
-    and {liger:3×} as fast as with {arm} (Llama-3.2-1B, bf16, 4 × 2,048 tokens)."""
+    {liger:3×} as with {arm}, and {fastest:3×} as with the fastest other in that race, {who}
+    (Llama-3.2-1B, bf16, 4 × 2,048 tokens)."""
     (liger, _), arm = beside_fastest(rows, LIGERS)
+    (fastest, _), who = beside_fastest(rows, [*LIGERS, *UNMASKED])
     plain = faster(rows)["huggingface"]
-    return {"liger": liger, "arm": arm, "plain": plain}, 1.02 < liger < plain
+    say = {"liger": liger, "arm": arm, "plain": plain, "fastest": fastest, "who": who}
+    return say, 1 < fastest <= liger < plain and liger > 1.02
 
 
 @claim(
@@ -250,28 +262,20 @@ def parts(rows: pd.DataFrame) -> tuple[dict, bool]:
     "llama/loss",
     of=lambda rows: rows.query(
         "experiment == 'loss' and vocabulary == 128256 and ignored_share == 0 and "
-        "distribution != 'zipf' and direction == 'forward+backward' and provider in ['fused', "
-        "'fused-least', 'liger', 'liger-chunks', 'liger-cute', 'quack-base', 'inductor']"
+        "distribution != 'zipf' and direction == 'forward+backward' and provider in "
+        "['fused', 'liger', 'liger-chunks', 'liger-cute', 'quack-base', 'inductor']"
     ),
 )
 def loss(rows: pd.DataFrame) -> tuple[dict, bool]:
     """The loss over 128,256 words (8,192 tokens, hidden sizes 2,048 and 4,096) is {liger:2×} as
-    fast with fusedlib as with Liger, which peaks at {lean:2%} of its memory, and {chunks:3×} as
-    with Liger's larger chunks (`chunk_mem_const=8`), at {large:2%}. With `memory="least"` it is
-    {least:2×} as fast as Liger's default, which peaks at {beside:2%} of that. It is {compiled:3×}
-    as fast as the compiled formula, {cute:3×} as Liger's CuTe loss for Hopper, which its patch does
-    not use, and {quack:3×} as QuACK's without its scaled exponential, which our check refuses."""
+    fast with fusedlib as with Liger, which peaks at {lean:2%} of its memory. Over Liger's larger
+    chunks (at {large:2%}), its CuTe loss for Hopper, QuACK's without its scaled exponential and the
+    compiled formula it is {near:3×} as fast; who ran before changed a time by up to 12 %."""
     ends, peaks = (extent(ratio(rows, of="fused", value=n)) for n in ("median_ms", "peak_mib"))
-    least, beside = (
-        extent(ratio(rows, of="fused-least", value=name))["liger"]
-        for name in ("median_ms", "peak_mib")
-    )
-    say = {"liger": ends["liger"], "cute": ends["liger-cute"], "compiled": ends["inductor"]}
-    say |= {"lean": peaks["liger"], "chunks": ends["liger-chunks"], "least": least}
-    say |= {"large": peaks["liger-chunks"], "beside": beside, "quack": ends["quack-base"]}
-    ahead = min(ends["liger"][0], least[0]) > 1.3 and ends["liger-chunks"][0] > 1
-    near = min(ends["liger-cute"][0], ends["quack-base"][0]) > 0.95
-    return say, ahead and near and ends["inductor"][0] > 1
+    close = [ends[n] for n in ("liger-chunks", "liger-cute", "quack-base", "inductor")]
+    say = {"liger": ends["liger"], "lean": peaks["liger"], "large": peaks["liger-chunks"]}
+    say["near"] = min(low for low, _ in close), max(high for _, high in close)
+    return say, ends["liger"][0] > 1.3 and say["near"][0] > 0.95
 
 
 OF_150K = "vocabulary == 151936 and hidden_size == 4096"

@@ -301,6 +301,9 @@ operation(
     "loss", "liger-chunks", path=liger.TRITON,
     settings=f"{_liger}, chunk_mem_const=8: chunks of eight times as many tokens",
 )(liger.by(liger.TRITON, partial(liger_loss, chunk_mem_const=8)))  # fmt: skip
+operation("loss", "liger-chunks-32", path=liger.TRITON, settings=f"{_liger}, chunk_mem_const=32")(
+    liger.by(liger.TRITON, partial(liger_loss, chunk_mem_const=32))
+)
 
 
 @operation("loss", "liger-flce-cute", **CUTE)
