@@ -72,9 +72,7 @@ def test_page_one_has_three_results_their_commands_and_a_verdict_a_factor(paper:
         cell.source for cell in paper.cells
         if press(cell).study == "1_results" and cell.cell_type == "markdown"
     )  # fmt: skip
-    [topics] = re.findall(
-        r"^for topic in (.+); do .*python -m study \$topic", commands, re.MULTILINE
-    )
+    [topics] = re.findall(r"^for t in (.+); do .*python -m study \$t ", commands, re.MULTILINE)
     assert len(topics.split()) == 3 and all(len(load(topic)) for topic in topics.split())
     [table] = [o.data[TABLE_MIME] for o in first if TABLE_MIME in o.data]
     assert len(table.rows) <= 9 and not any(meaning(o).get("kind") == "figure" for o in first)

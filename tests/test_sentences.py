@@ -1225,7 +1225,7 @@ SAID += [
      the_format_is_the_larger_part),
     ("1_results/kernels", "fp32 products run on tensor cores, about three and a half times as "
      "fast and more exact", BOTH, three_times_and_more_exact),
-    ("1_results/kernels", "If TF32 is enough, one flag makes PyTorch's own MLP", BOTH,
+    ("1_results/kernels", "If TF32 is enough, one flag makes PyTorch's MLP", BOTH,
      tf32_gains_more_and_loses_digits),
     ("1_results/llama", "One line patches a small Llama: faster, in less than half of its memory",
      BOTH, faster_in_less_than_half),
