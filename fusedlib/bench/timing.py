@@ -137,9 +137,9 @@ def order(names: Sequence[str], index: int) -> list[str]:
     sets the card's power and clocks for it.
     """
     count = len(names)
-    places = [(index + (place // 2 + 1 if place % 2 else -(place // 2))) % count
-              for place in range(count)]  # fmt: skip
-    return [names[at] for at in (reversed(places) if index // count % 2 else places)]
+    zigzag = [step // 2 + 1 if step % 2 else -(step // 2) for step in range(count)]
+    row = [names[(index + offset) % count] for offset in zigzag]
+    return row[::-1] if index // count % 2 else row
 
 
 def sampled_in_turns(

@@ -372,7 +372,7 @@ _liger_arm("liger", SWITCHES)
 _liger_arm("liger-without-flce", SWITCHES[:3])
 _liger_arm("liger-fp32", SWITCHES, accum_dtype=torch.float32)
 _liger_arm("liger-chunks", SWITCHES, chunk_mem_const=8)  # as its own patch of GPT-OSS has it
-_liger_arm("liger-chunks-32", SWITCHES, chunk_mem_const=32)  # as many as fusedlib's, of a Llama
+_liger_arm("liger-chunks-32", SWITCHES, chunk_mem_const=32)  # as long as fusedlib's, of a Llama-1B
 for _name in SWITCHES:
     _short = _name.replace("fused_linear_cross_entropy", "FLCE")
     _liger_arm(f"liger-{_short.lower().replace('_', '-')}", (_name,))

@@ -24,7 +24,7 @@ def numbers() -> str:
         "memory**. They are **{llama/beside/time} as fast** as with {llama/beside/arm}\n(bf16, "
         "8,192 tokens). A step with AdamW is {llama/adamw/plain} as fast as Hugging Face's,\nand "
         "{llama/adamw/fastest} as with {llama/adamw/who}. Without checkpoints {llama/limits/fused} "
-        "sequences of 1,024 tokens fit, with Liger\n{llama/limits/liger}, with Hugging Face "
+        "sequences of 1,024 tokens fit.\nWith Liger {llama/limits/liger} do, with Hugging Face "
         "{llama/limits/huggingface}. In fp32 a large MLP is **{kernels/fp32-pair/liger} as fast** "
         "as Liger's, and on random data its error is smaller.",
         "H200",
