@@ -522,6 +522,12 @@ def test_operations_are_right_and_who_cannot_run_says_why():
 
 
 @pytest.mark.usefixtures("soon")
+def test_an_operation_asked_for_alone_may_have_rivals_that_the_others_lack():
+    asked = llama.cases(experiments=["loss"], operation_rivals=["liger-fp32", "fused-least"])
+    assert {case["experiment"] for case in asked} == {"loss"}
+    assert {case["provider"] for case in asked} == {"liger-fp32", "fused-least"}
+
+
 @pytest.mark.parametrize("task", operations.OF_VOCABULARY)
 def test_who_gives_ignored_tokens_a_value_or_gradient_is_wrong(task, monkeypatch):
     def of_all(hidden, weight, target):

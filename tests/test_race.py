@@ -131,6 +131,27 @@ def test_who_runs_out_of_memory_in_the_heat_goes_and_the_others_are_timed():
     assert frame.set_index("provider")["status"].to_dict() == {"rival": "oom", "eager": "ok"}
 
 
+def test_of_turns_that_know_their_peaks_the_one_that_holds_most_is_out_of_memory():
+    """As steps of a whole model, whose peak is known only when their turn is made."""
+    full = True
+
+    def run():
+        if full:
+            raise torch.OutOfMemoryError("out of memory")
+
+    entrants = {
+        name: (
+            {},
+            turns.Checked({}, lambda case, mib=mib: turns.Turn(run, figures={"peak_mib": mib})),
+        )
+        for name, mib in (("small", 100.0), ("large", 130.0))
+    }
+    tried = turns.timed_together(entrants, turns.Sampling("cpu", rounds=3))
+    (name, outcome), full = next(tried), False
+    assert (name, outcome.status) == ("large", "oom")
+    assert [(name, outcome.status) for name, outcome in tried] == [("small", "ok")]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_every_direction_and_dtype_is_measured_on_ragged_shapes(dtype):
     options = {"shape": (19, 24, 40), "dtype": dtype, "repetitions": 2}

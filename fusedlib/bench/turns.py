@@ -132,8 +132,13 @@ def _gone(
 ) -> list[str]:  # fmt: skip
     """Who is out: of memory the one that holds most, after another failure whose turn it was."""
     if timed.status == "oom":
-        return [max(turns, key=lambda name: ready[name][1].figures.get("peak_mib") or 0.0)]
+        return [max(turns, key=lambda name: _peak(ready[name][1].figures, turns[name].figures))]
     return [last] if last is not None and last in turns else list(turns)
+
+
+def _peak(*of_one: Figures) -> float:
+    """What one holds at most, in MiB, wherever its figures have it."""
+    return max(float(figures.get("peak_mib") or 0.0) for figures in of_one)
 
 
 @dataclass

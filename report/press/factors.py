@@ -209,7 +209,7 @@ def _course(models: pd.DataFrame) -> Iterator[dict]:
     report = published("end_to_end")
     cuda = "backend == 'cuda' and direction == 'forward+backward' and warmup_steps.isna()"
     steps = models.query(
-        "experiment in ['step', 'model'] and device == 'cuda' and attention == 'plain' "
+        "experiment in ['step', 'model', 'profile'] and device == 'cuda' and attention == 'plain' "
         "and context_length == 256 and provider == 'eager'"
     )
     steps = steps.assign(recording=steps["recording"] + " " + steps["experiment"].astype(str))

@@ -136,13 +136,15 @@ def cases(profile: str = "quick", **sizes: Any) -> list[dict[str, Any]]:
     size = {"batch_size": BATCH, "context_length": s.context}
     size |= {"dtype": s.dtype, "device": s.device, "repetitions": s.repetitions}
     alone = {"widths": s.operation_widths, "vocabulary": s.vocabulary}
-    for task in ("loss", "norm", "rope"):
-        listed += operations.cases(task, s.operation_rivals, **alone, **size)
+    asked = [task for task in operations.TASKS if {"all", task} & {*s.experiments}]
+    for task in asked:
+        if task not in operations.SCORES:
+            listed += operations.cases(task, s.operation_rivals, **alone, **size)
     heads = [size | {"widths": [n], "vocabulary": words} for n, words in map(_head, s.heads)]
     for head, task, share in product(heads, operations.OF_VOCABULARY, IGNORED_SHARES):
-        if task != "entropies" or not share:
+        if task in asked and (task != "entropies" or not share):
             listed += operations.cases(task, s.operation_rivals, ignored_share=share, **head)
-    for head in heads[-1:]:
+    for head in heads[-1:] if "loss" in asked else ():
         zipf = head | {"distribution": operations.ZIPF}
         listed += operations.cases("loss", s.operation_rivals, **zipf)
     listed += arms("memory", s.stepped, **_headline(s))
