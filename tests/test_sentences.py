@@ -332,7 +332,7 @@ def a_quarter_of_the_compiled_formulas_memory(measured: Rows) -> bool:
     ms, mib = whole["median_ms"].median().drop("products"), whole["peak_mib"].median()
     share = mib["fused"] / mib.drop("products")
     return bool(ms["inductor"] == ms.min() and 0.22 < share["inductor"] < 0.28
-                and share.drop("fused").max() < 1)  # fmt: skip
+                and [*share.index[share > 1]] == ["liger-scaled"])  # fmt: skip
 
 
 def half_of_the_time_with_half_ignored(measured: Rows) -> bool:
@@ -629,9 +629,9 @@ def as_published_near_three(measured: Rows) -> bool:
     return 2.9 < gains.max() < 3.05 and bool(gains[64].is_monotonic_increasing)
 
 
-def twice_as_fast_from_python(measured: Rows) -> bool:
+def half_again_as_fast_from_python(measured: Rows) -> bool:
     gains = forward_over_liger(measured, "python", "all-gradients", "high")[64]
-    return bool(gains.loc[512:2048].between(1.8, 2.2).all() and (gains.loc[8192:] < 1.3).all())
+    return bool(gains.loc[512:4096].gt(1.5).all() and (gains.loc[8192:] < 1.3).all())
 
 
 def none_reaches_the_log(measured: Rows) -> bool:
@@ -739,8 +739,8 @@ SAID = [
      "both sides (diamonds)", BOTH, two_and_a_half_falls_below_one),
     ("02_faster/anatomy", "towards wide layers the factor nears three",
      BOTH, as_published_near_three),
-    ("02_faster/anatomy", "From Python *repaired* is about twice as fast in TF32 up to width 2,048",
-     BOTH, twice_as_fast_from_python),
+    ("02_faster/anatomy", "From Python *repaired* is more than one and a half times as fast in "
+     "TF32 up to width 4,096", BOTH, half_again_as_fast_from_python),
     ("02_faster/anatomy", "none of ours reaches the log's highest factor", BOTH,
      none_reaches_the_log),
     ("02_faster/anatomy", "In bf16, with 64 tokens and up to width 4,096, fusedlib is more than "
@@ -1039,7 +1039,7 @@ SAID += [
     ("08_model/llama", "From eight sequences on, more of them add less than a tenth to its speed",
      H100, more_sequences_add_little),
     ("08_model/llama", "The compiled formula takes less time, for it keeps the logits; fusedlib "
-     "holds about a quarter of its memory, and the least of all with gradients", H200,
+     "holds about a quarter of its memory. Only Liger's kernels for Hopper hold less", H200,
      a_quarter_of_the_compiled_formulas_memory),
     ("08_model/llama", "With half of the tokens ignored fusedlib takes half of its time, and the "
      "compiled formula nearly as long as before", H200, half_of_the_time_with_half_ignored),
@@ -1161,15 +1161,8 @@ def faster_in_less_than_half(measured: Rows) -> bool:
 
 def compiled_without_a_mask_is_the_faster(measured: Rows) -> bool:
     """So that `llama/whole-step` speaks of it."""
-    over = arms_over(measured, "inductor-causal")["speed"]
-    return bool(1 < over["fused"] < 1.05 and over["inductor"] < 1)
-
-
-def ahead_in_each_family(measured: Rows) -> bool:
-    over = quotients(of(measured, experiment="families"), "model", "fused")
-    without_mask = over.get("inductor-causal", over["inductor"]).max()
-    most = over[["liger", "inductor"]].max().max()
-    return len(over) >= 3 and bool(most < 1 / 1.02 and without_mask < 1)
+    over = arms_over(measured, "inductor-causal-loss")["speed"]
+    return bool(1 < over["fused"] < 1.05 and over[["inductor", "inductor-causal"]].max() < 1)
 
 
 def compiled_faster_with_few_tokens(measured: Rows) -> bool:
@@ -1229,7 +1222,7 @@ SAID += [
      tf32_gains_more_and_loses_digits),
     ("1_results/llama", "One line patches a small Llama: faster, in less than half of its memory",
      BOTH, faster_in_less_than_half),
-    ("1_results/llama", "torch.compile without a mask is nearly as fast", BOTH,
+    ("1_results/llama", "torch.compile with no mask and no logits is nearly as fast", H200,
      compiled_without_a_mask_is_the_faster),
     ("2_skipped_work/anatomy", "Right for one block, wrong from two on", BOTH,
      one_block_right_and_two_wrong),
@@ -1248,8 +1241,6 @@ SAID += [
      masked_training_is_slower),
     ("2_skipped_work/anatomy", "though some lead is left at the narrowest and the widest layer",
      BOTH, a_lead_at_the_widest),
-    ("4_models/llama", "Patched Gemma 2 and Phi-3, cut to 8 layers, are faster than Liger's", BOTH,
-     ahead_in_each_family),
     ("4_models/kernels", "In bf16 an MLP's nine matrix products are nearly all of its time", BOTH,
      mostly_products),
     ("6_adder/precision", "A sum kept in the tensor core errs most, and the rule predicts its "
@@ -1278,12 +1269,13 @@ def test_a_comparison_in_words_is_what_the_rows_say(rows, study, words, machines
 
 
 def orders(measured: Rows) -> Iterator[np.ndarray]:
-    """Rows by their places from the last to the first: in all, and in each experiment."""
+    """Rows by their places from the last to the first, in all and in each experiment; and mixed."""
     places = pd.Series(range(len(measured)))
     yield places.to_numpy()[::-1]
     if "experiment" in measured:
         each = places.groupby(measured["experiment"].to_numpy())
         yield each.transform(lambda of_one: of_one.to_numpy()[::-1]).to_numpy()
+    yield np.random.default_rng(0).permutation(len(measured))
 
 
 def worse(measured: Rows, order: np.ndarray) -> dict[str, Any]:
@@ -1307,31 +1299,29 @@ def worse(measured: Rows, order: np.ndarray) -> dict[str, Any]:
 
 def test_what_the_limits_say_of_two_sessions_is_in_the_rows():
     text = " ".join(NOTEBOOKS["7_method"].read_text(encoding="utf-8").split())
-    assert "AdamW's step over torch.compile without a mask was one and three" in text
+    assert "AdamW's step over torch.compile without a mask was one to three" in text
     rows = of(load("llama", sessions=True), experiment="step", group="whole", machine="H200")
     over = ratio(rows[rows["provider"].isin(["fused", "inductor-causal"])], of="fused")
-    assert sorted(over["ratio"].round(2)) == [1.01, 1.03]
+    assert sorted(over["ratio"].round(2)) == [1.01, 1.02, 1.03]
 
 
 def test_what_the_method_says_of_one_program_in_two_places_is_in_the_rows():
     text = " ".join(NOTEBOOKS["7_method"].read_text(encoding="utf-8").split())
-    assert "differed by less than one per cent, and of the loss by twelve" in text
-    rows = of(load("llama"), set="2026-11-30-release-c")
-    compiled = rows[rows["provider"].isin(["fused-inductor", "fused-inductor-causal"])]
-    again = ratio(of(compiled, group="arms"), of="fused-inductor")["ratio"].item()
-    losses = of(rows, experiment="loss", hidden_size=4096)
-    losses = losses[losses["provider"].isin(["fused", "fused-least"])]
-    least = ratio(losses, of="fused")["ratio"].item()
-    assert 1 < again < 1.01 and 1.11 < least < 1.125
+    assert "The same program in two places of a race differed by less than one per cent" in text
+    rows = of(load("llama"), set="2026-11-30-release-d", status="ok")
+    losses = of(rows, experiment="loss", hidden_size=4096)  # all tokens are one chunk in both
+    for race, other in ((of(rows, group="arms"), "fused-again"), (losses, "fused-least")):
+        twice = race[race["provider"].isin(["fused", other])]
+        assert abs(ratio(twice, of="fused")["ratio"].item() - 1) < 0.01
 
 
 def test_what_the_limits_say_of_quack_is_in_the_rows():
     text = " ".join(NOTEBOOKS["7_method"].read_text(encoding="utf-8").split())
-    assert "QuACK with its search in turns at seven of eight shapes" in text
+    assert "QuACK with its search and Liger's MLP in CuTe at seven of eight shapes" in text
     models = load("kernels", sessions=True)
     models = of(models, group="models", direction="forward+backward", status="ok")
     turns = models.groupby(["shape", "session"])["provider"].agg(set)
-    together = turns[turns.map({"fused", "quack-searched"}.issubset)]
+    together = turns[turns.map({"fused", "quack-searched", "liger-cute"}.issubset)]
     assert models["shape"].nunique() - together.index.get_level_values("shape").nunique() == 7
     assert (
         "or was refused, nine to thirty-six per cent above our bound, as were four of five" in text

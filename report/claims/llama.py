@@ -10,11 +10,11 @@ from press.show import published
 from study.llama import from_tables
 from study.rows import ratio
 
-CUT = "experiment == 'families' and model in ['Gemma-2-2B, 8 layers', 'Phi-3-mini, 8 layers']"
+CUT = "experiment == 'families' and model == 'Gemma-2-2B, 8 layers'"
 WHOLE = "experiment == 'step' and group == 'whole'"
 LARGE = (
     "experiment == 'step' and model == 'Llama-3.2-1B' and dtype == 'bfloat16' "
-    "and group in ['arms', 'sizes'] and tokens in [32768, 98304]"
+    "and group in ['arms', 'sizes'] and tokens == 32768"
 )
 FEW = (
     "experiment == 'step' and model == 'Llama-3.2-1B' and group == 'sizes' "
@@ -37,15 +37,13 @@ BOTH_SESSIONS = (
 """Two sessions of a recording: among all rivals of the model, and among families."""
 LIGERS = [
     "liger", "liger-chunks", "liger-chunks-32", "liger-without-flce", "liger-cute",
-    "liger-cute-loss",
+    "liger-cute-loss", "liger-inductor-layers",
 ]  # fmt: skip
-"""Liger's patch in its settings, in Triton and in CuTe, uncompiled as fusedlib's."""
+"""Liger's patch in its settings, in Triton and in CuTe, and its loss beside compiled layers."""
 UNMASKED = [
     "inductor-causal", "inductor-causal-loss", "inductor-causal-searched", "inductor-layers",
-    "liger-inductor-layers",
 ]  # fmt: skip
-"""torch.compile without a mask: by itself, of the loss alone, with a search, by layer, and so of a
-model that Liger patched."""
+"""torch.compile without a mask: by itself, of the loss alone, with a search, and by layer."""
 GRAPHS = ["fused-graph", "huggingface-graph", "liger-without-flce-graph", "liger-graph",
           "inductor-causal-graphs"]  # fmt: skip
 PARTS = ["fused-mlp", "fused-rms-norm", "fused-rope", "fused-attention", "fused-loss"]
@@ -90,7 +88,7 @@ def medians(rows: pd.DataFrame, value: str) -> pd.Series:
 def whole_step(rows: pd.DataFrame) -> tuple[dict, bool]:
     """Over the fastest timed without a mask ({arm}) fusedlib is {compiled:3×} as fast, and over
     torch.compile with its mask {masked:3×}. Its peak memory is {whole:2%} of the least of
-    torch.compile's, which returns logits."""
+    torch.compile's."""
     gib = medians(rows[rows["group"] != "searched"], "whole_gib")
     least = gib.reindex(["inductor", *UNMASKED]).min()
     compiled, arm = beside_fastest(rows, UNMASKED)
@@ -184,8 +182,8 @@ def few_compiled(rows: pd.DataFrame) -> tuple[dict, bool]:
 )
 def graphs(rows: pd.DataFrame) -> tuple[dict, bool]:
     """In CUDA graphs, with {tokens} tokens, fusedlib is {compiled:3×} as fast as torch.compile
-    without a mask, and {plain:2×} as fast as Hugging Face. Over Liger's, without its fused Triton
-    loss, which no graph can hold, it is {liger:2×} as fast."""
+    without a mask, and {plain:2×} as fast as Hugging Face; both return logits. Over Liger's,
+    without its fused Triton loss, which no graph can hold, it is {liger:2×} as fast."""
     ends = extent(ratio(rows, of="fused-graph"))
     say: dict = {"plain": ends["huggingface-graph"], "liger": ends["liger-without-flce-graph"]}
     say["compiled"] = ends["inductor-causal-graphs"]
@@ -222,11 +220,10 @@ def beside(rows: pd.DataFrame) -> tuple[dict, bool]:
     first="fusedlib is 2 to 10 % faster than Liger",
 )
 def large(rows: pd.DataFrame) -> tuple[dict, bool]:
-    """With {tokens} tokens fusedlib is {large:3×} as fast as {arm}."""
-    ends, arm = beside_fastest(rows, LIGERS)
-    fit = sorted({*rows["tokens"][rows["status"] == "ok"].astype(int)})
-    say = {"large": ends, "arm": arm, "tokens": " and ".join(f"{n:,}" for n in fit)}
-    return say, 1 < ends[0] < ends[1] <= 1.1
+    """With 32,768 tokens fusedlib is {large:3×} as fast as {arm}, the fastest of its settings that
+    were timed there."""
+    (large, _), arm = beside_fastest(rows, LIGERS)
+    return {"large": large, "arm": arm}, 1 < large <= 1.1
 
 
 @claim(
@@ -271,16 +268,12 @@ def parts(rows: pd.DataFrame) -> tuple[dict, bool]:
 )
 def loss(rows: pd.DataFrame) -> tuple[dict, bool]:
     """The loss over 128,256 words (8,192 tokens, hidden sizes 2,048 and 4,096) is {liger:2×} as
-    fast with fusedlib as with Liger, which peaks at {lean:2%} of its memory. Beside the fastest
-    others, {who}, it is {near:3×} as fast. One program of ours, twice in the race at 4,096,
-    differed by {again:2%}."""
+    fast with fusedlib as with Liger's default, which peaks at {lean:2%} of its memory. Over the
+    fastest others, {who}, it has no lead: it is {near:3×} as fast."""
     speed, peaks = (extent(ratio(rows, of="fused", value=n)) for n in ("median_ms", "peak_mib"))
     near, who = beside_fastest(rows, RIVAL_LOSSES)
     say: dict = {"liger": speed["liger"], "lean": peaks["liger"], "near": near, "who": who}
-    # Where all tokens are one chunk, `memory="least"` is the default.
-    again = ratio(rows.query("hidden_size == 4096"), of="fused").set_index("provider")["ratio"]
-    say["again"] = abs(again["fused-least"] - 1)
-    return say, speed["liger"][0] > 1.3 and near[0] > 0.95
+    return say, speed["liger"][0] > 1.2 and near[0] < 1
 
 
 OF_150K = "vocabulary == 151936 and hidden_size == 4096"
@@ -296,11 +289,11 @@ OF_150K = "vocabulary == 151936 and hidden_size == 4096"
 )
 def log_probs(rows: pd.DataFrame) -> tuple[dict, bool]:
     """Log-probabilities of 8,192 tokens over a vocabulary of 151,936, with all gradients, take
-    {trl:3×} as long with TRL as with fusedlib, and {liger:3×} with Liger's GRPO loss (bf16, hidden
-    size 4,096). Forward alone takes {forward:3×} as long with TRL. fusedlib takes {compiled:3×} the
-    time of the plain formula through torch.compile, for it computes the logits twice. It peaks at
-    {peak:2%} of the memory of any of them, or less. With half of the tokens ignored it takes
-    {half:2%} of the time, and the loss {loss:2%}."""
+    {trl:3×} as long with TRL as with fusedlib, and {liger:3×} with Liger's GRPO loss without CuTe
+    (bf16, hidden size 4,096). Forward alone takes {forward:3×} as long with TRL. fusedlib takes
+    {compiled:3×} the time of the plain formula through torch.compile, for it computes the logits
+    twice. It peaks at {peak:2%} of the memory of any of them, or less. With half of the tokens
+    ignored it takes {half:2%} of the time, and the loss {loss:2%}."""
     both = rows[rows["direction"] == "forward+backward"]
     whole = both.query("experiment == 'log-probs' and ignored_share == 0")
     over = medians(ratio(whole, of="fused"), "ratio")
@@ -325,8 +318,9 @@ def log_probs(rows: pd.DataFrame) -> tuple[dict, bool]:
     ),
 )
 def log_probs_hopper(rows: pd.DataFrame) -> tuple[dict, bool]:
-    """With Liger's kernels in CuTe for Hopper the same log-probabilities and gradients take
-    {scaled:3×} as long as with fusedlib, at {peak:2%} of its peak memory."""
+    """Log-probabilities of 8,192 tokens over a vocabulary of 151,936, with all gradients, take
+    {scaled:3×} as long with Liger's kernels in CuTe for Hopper as with fusedlib, at {peak:2%} of
+    its peak memory."""
     over, peaks = (ratio(rows, of="fused", value=n)["ratio"] for n in ("median_ms", "peak_mib"))
     say = {"scaled": over.median(), "peak": peaks.median()}
     return say, say["scaled"] > 1
@@ -346,32 +340,19 @@ def invariant(rows: pd.DataFrame) -> tuple[dict, bool]:
     "llama/families",
     of=of_arms(CUT, ["huggingface", "liger", "inductor"]),
     optional=of_arms(CUT, LIGERS),
+    first="Gemma 2 is 1.3 times as fast as with Liger, whose larger chunks were not timed",
 )
 def families(rows: pd.DataFrame) -> tuple[dict, bool]:
-    """With 8 layers Phi-3 is {phi:2×} as fast with fusedlib as with {phi_arm}, and Gemma 2
-    {gemma:2×} as with {gemma_arm}. Over torch.compile with its mask they are {compiled:2×} as
-    fast."""
-    models = rows.groupby("model")
-    gemma, phi = (beside_fastest(part, LIGERS) for _, part in models)
-    compiled, _ = beside_fastest(rows, ["inductor"])
-    least = min(gemma[0][0], phi[0][0], compiled[0])
-    say: dict = {"gemma": gemma[0][0], "gemma_arm": gemma[1], "phi": phi[0][0]}
-    return say | {"phi_arm": phi[1], "compiled": compiled}, least > 1.02
-
-
-@claim(
-    "llama/gemma-memory",
-    of=lambda rows: rows.query(
-        "experiment == 'families' and model == 'Gemma-2-2B, 8 layers' "
-        "and provider in ['liger', 'fused']"
-    ),
-    repeats="counted",
-)
-def gemma_memory(rows: pd.DataFrame) -> tuple[dict, bool]:
-    """Of that Gemma 2 Liger holds less: {liger:3 GiB} besides weights and gradients, and fusedlib
-    {fused:3 GiB}."""
-    say = medians(rows, "activations_gib").to_dict()
-    return say, say["liger"] < say["fused"] < 1.2 * say["liger"]
+    """With 8 of its 26 layers Gemma 2 is {gemma:3×} as fast with fusedlib as with {arm}, and
+    {compiled:3×} as with torch.compile with its mask. Besides weights and gradients Liger's default
+    holds less, {liger:3 GiB}, and fusedlib {fused:3 GiB}."""
+    (gemma, _), arm = beside_fastest(rows, LIGERS)
+    (compiled, _), _ = beside_fastest(rows, ["inductor"])
+    held = medians(rows, "activations_gib")
+    say = {"gemma": gemma, "arm": arm, "compiled": compiled}
+    say |= {name: held[name] for name in ("liger", "fused")}
+    less = held["liger"] < held["fused"] < 1.2 * held["liger"]
+    return say, min(gemma, compiled) > 1 and less
 
 
 @claim(

@@ -11,8 +11,8 @@ from study.rows import load
 
 FINDINGS = ("anatomy/unrelated", "kernels/fp32", "llama/whole-step")
 SHOWN = [
-    "huggingface", "liger", "liger-chunks", "liger-cute-loss", "inductor", "inductor-causal",
-    "fused", "fused-inductor",
+    "huggingface", "liger", "liger-chunks-32", "liger-cute-loss", "liger-inductor-layers",
+    "inductor", "inductor-causal", "inductor-causal-loss", "fused", "fused-inductor",
 ]  # fmt: skip
 
 
