@@ -4,6 +4,7 @@ A sentence that a program fills or decides is a claim, and held elsewhere.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -915,6 +916,24 @@ def compiled_patch_a_gib_more(measured: Rows) -> bool:
                 and 0.8 < gib["fused-inductor"] - gib["fused"] < 1.2)  # fmt: skip
 
 
+def a_third_more_unlogged(measured: Rows) -> bool:
+    arms = newest_session(of(measured, experiment="step", group="arms", dtype="bfloat16"))
+    gib = arms.groupby("provider")["activations_gib"].median()
+    return bool(1.3 < gib["inductor-causal-loss"] / gib["fused"] < 1.4)
+
+
+def compiled_is_near_without_logits(measured: Rows) -> bool:
+    over = arms_over(measured, "fused")["speed"]
+    near = over[["liger-inductor-layers", "inductor-causal-loss"]]
+    return bool(near.between(0.95, 1).all() and over["liger"] < 0.95)
+
+
+def phi_nearly_as_fast_unmasked(measured: Rows) -> bool:
+    phi = quotients(of(measured, experiment="families", model="Phi-3-mini, 8 layers"), "model",
+                    "fused")  # fmt: skip
+    return bool(phi.get("inductor-causal", pd.Series(np.nan)).between(0.95, 1).all())
+
+
 def compiled_alone_holds_nearly_twice(measured: Rows) -> bool:
     gib, ms = (arms_of_1b(measured, name) for name in ("activations_gib", "median_ms"))
     return bool(1 < ms["inductor-causal"] / ms["fused"] < 1.05
@@ -1012,8 +1031,13 @@ SAID += [
      H100, medium_gains_in_both),
     ("08_model/llama", "The compiled patch is as fast as the patch or a little faster, and holds "
      "about a GiB more", BOTH, compiled_patch_a_gib_more),
-    ("08_model/llama", "comes within a twentieth of the patch in time, and holds nearly twice as "
-     "much", BOTH, compiled_alone_holds_nearly_twice),
+    ("08_model/llama", "comes within a twentieth of the patch in time. Beside weights and "
+     "gradients it holds nearly twice as much", BOTH, compiled_alone_holds_nearly_twice),
+    ("08_model/llama", "and a third more where it returns no logits", H200, a_third_more_unlogged),
+    ("08_model/llama", "With Liger's loss beside compiled layers, or without logits, it comes "
+     "near, too", H200, compiled_is_near_without_logits),
+    ("08_model/llama", "without one Phi-3 is nearly as fast as patched", H200,
+     phi_nearly_as_fast_unmasked),
     ("08_model/llama", "the CPU needs most of Hugging Face's step to launch its many short kernels",
      H100, qwen3_gains_most_and_is_launched),
     ("08_model/llama", "the CPU launches for most of the step", BOTH,
@@ -1165,10 +1189,12 @@ def compiled_without_a_mask_is_the_faster(measured: Rows) -> bool:
     return bool(1 < over["fused"] < 1.05 and over[["inductor", "inductor-causal"]].max() < 1)
 
 
-def compiled_faster_with_few_tokens(measured: Rows) -> bool:
+def faster_with_few_tokens(measured: Rows) -> bool:
     few = measured.query("experiment == 'step' and group == 'sizes' and tokens <= 2048")
-    over = quotients(few, "sequences", "fused")["inductor-causal"].dropna()
-    return len(over) > 1 and bool(over.min() > 1)
+    over = quotients(few, "sequences", "fused")
+    others = over.reindex(columns=["inductor-causal", "liger-without-flce-graph"])
+    return bool(len(over) == 2 and others.min().min() > 1
+                and (over["fused-graph"] > others.max(axis=1)).all())  # fmt: skip
 
 
 def masked_training_is_slower(measured: Rows) -> bool:
@@ -1229,14 +1255,14 @@ SAID += [
     ("2_skipped_work/anatomy", "The speed-up is gone once all work is done, in one precision on "
      "both sides", BOTH, slower_in_ieee),
     ("3_fp32/kernels", "at all four, fusedlib's are at least 2.5 times as fast as the ordinary "
-     "cores. Of the others only Triton's `tf32x3` with a searched tile gains, by less than a third",
-     BOTH, only_split_products_gain),
+     "cores", BOTH, only_split_products_gain),
     ("3_fp32/kernels", "Split products are as exact as fp32 and better; TF32 is faster and loses "
      "two to three digits", BOTH, tf32_gains_more_and_loses_digits),
     ("4_models/llama", "The patched model is faster than the plain one and holds less than half of "
      "its memory", BOTH, faster_in_less_than_half),
-    ("4_models/llama", "With few tokens the CPU decides, and torch.compile without a mask is "
-     "faster than fusedlib", H200, compiled_faster_with_few_tokens),
+    ("4_models/llama", "torch.compile without a mask is faster than fusedlib, and so is a CUDA "
+     "graph of Liger without its fused loss. A graph of fusedlib is faster than either", H200,
+     faster_with_few_tokens),
     ("8_published/compilers", "With its mask torch.compile's training is slower than eager's", H200,
      masked_training_is_slower),
     ("2_skipped_work/anatomy", "though some lead is left at the narrowest and the widest layer",
@@ -1299,40 +1325,74 @@ def worse(measured: Rows, order: np.ndarray) -> dict[str, Any]:
 
 def test_what_the_limits_say_of_two_sessions_is_in_the_rows():
     text = " ".join(NOTEBOOKS["7_method"].read_text(encoding="utf-8").split())
-    assert "AdamW's step over torch.compile without a mask was one to three" in text
+    assert "AdamW's step over torch.compile without a mask was one to three per cent" in text
     rows = of(load("llama", sessions=True), experiment="step", group="whole", machine="H200")
     over = ratio(rows[rows["provider"].isin(["fused", "inductor-causal"])], of="fused")
     assert sorted(over["ratio"].round(2)) == [1.01, 1.02, 1.03]
 
 
+def test_what_section_3_says_of_the_mlp_s_leads_is_in_the_rows():
+    text = " ".join(NOTEBOOKS["4_models"].read_text(encoding="utf-8").split())
+    assert "which moved the loss's lead by a tenth, and at one shape three sessions gave " in text
+    assert "1.03, 1.06 and 1.14 times Liger's speed: these leads are no ranking" in text
+    assert "QuACK without its search was in all of them, and ahead at two shapes; with" in text
+    models = load("kernels", sessions=True)
+    models = of(models, machine="H200", group="models", direction="forward+backward")
+    over = ratio(of(models, launch="python", dtype="bfloat16"), of="fused")
+    over["day"] = over["session"].str[:10]
+    at = over.pivot_table("ratio", "shape", ["provider", "day"])
+    assert sorted(at["liger"].loc["8192·3584·18944"].dropna().round(2)) == [1.03, 1.06, 1.14]
+    quack = at["quack", "2026-11-28"]
+    assert (quack.notna().sum(), (quack < 1).sum()) == (8, 2)
+    assert at["quack-searched"].notna().sum().sum() == 1
+    losses = of(load("llama", sessions=True), experiment="loss", vocabulary=128256)
+    losses = of(losses, direction="forward+backward", ignored_share=0, machine="H200")
+    lead = of(ratio(losses, of="fused"), provider="liger").groupby("set")["ratio"].mean()
+    assert 0.85 < lead["2026-11-30-release-d"] / lead["2026-11-30-release-c"] < 0.92
+
+
 def test_what_the_method_says_of_one_program_in_two_places_is_in_the_rows():
     text = " ".join(NOTEBOOKS["7_method"].read_text(encoding="utf-8").split())
-    assert "The same program in two places of a race differed by less than one per cent" in text
-    rows = of(load("llama"), set="2026-11-30-release-d", status="ok")
-    losses = of(rows, experiment="loss", hidden_size=4096)  # all tokens are one chunk in both
-    for race, other in ((of(rows, group="arms"), "fused-again"), (losses, "fused-least")):
-        twice = race[race["provider"].isin(["fused", other])]
-        assert abs(ratio(twice, of="fused")["ratio"].item() - 1) < 0.01
+    assert "one program in two places differed by up to twelve per cent" in text
+    assert "Since then it differed by less than one, and a lead by two between two races" in text
+    every = load("llama", sessions=True)
+    again = {}
+    for name in ("2026-11-30-release-c", "2026-11-30-release-d"):
+        rows = of(every, set=name, status="ok", machine="H200")
+        losses = of(rows, experiment="loss", hidden_size=4096)  # all tokens are one chunk in both
+        pairs = (of(rows, group="arms"), "fused-again"), (losses, "fused-least")
+        again[name] = [
+            abs(ratio(twice, of="fused")["ratio"].item() - 1)
+            for race, other in pairs
+            if len(twice := race[race["provider"].isin(["fused", other])]) == 2
+        ]
+    rotated, balanced = again.values()
+    assert 0.11 < max(rotated) < 0.125 and len(balanced) == 2 and max(balanced) < 0.01
+    races = every.query(
+        "set == '2026-11-30-release-d' and model == 'Llama-3.2-1B' and "
+        "(group == 'arms' or experiment == 'families') and provider in ['fused', 'liger-chunks-32']"
+    )
+    leads = ratio(races, of="fused")["ratio"]
+    assert len(leads) == 2 and 0.015 < leads.max() - leads.min() < 0.025
 
 
 def test_what_the_limits_say_of_quack_is_in_the_rows():
     text = " ".join(NOTEBOOKS["7_method"].read_text(encoding="utf-8").split())
-    assert "QuACK with its search and Liger's MLP in CuTe at seven of eight shapes" in text
+    beside_ours = "beside this fusedlib, and Liger's MLP in CuTe, at seven of eight shapes"
+    assert f"QuACK with its search {beside_ours}" in text
     models = load("kernels", sessions=True)
     models = of(models, group="models", direction="forward+backward", status="ok")
     turns = models.groupby(["shape", "session"])["provider"].agg(set)
     together = turns[turns.map({"fused", "quack-searched", "liger-cute"}.issubset)]
     assert models["shape"].nunique() - together.index.get_level_values("shape").nunique() == 7
-    assert (
-        "or was refused, nine to thirty-six per cent above our bound, as were four of five" in text
-    )
-    loss = of(load("llama"), experiment="loss", machine="H200", direction="forward+backward")
-    loss = loss[loss["provider"].str.match("quack|cut")]
-    scaled = loss[loss["provider"].isin(["quack", "quack-searched", "quack-chunks"])]
-    assert not (scaled["status"] == "ok").any()
-    of_errors = scaled["reason"].str.extract(r"error (\S+), allowed (\S+)").dropna().astype(float)
-    over = (of_errors[0] / of_errors[1] - 1).round(2)
-    assert (over.min(), over.max()) == (0.09, 0.36)
-    cut = of(loss, hidden_size=2048, ignored_share=0, set="2026-11-30-release-c")
+    assert "by its defaults was refused at hidden 2,048, nine per cent above our bound" in text
+    assert "and raised an error at 4,096; four of five settings of cut cross entropy were" in text
+    loss = of(load("llama", sessions=True), experiment="loss", vocabulary=128256, machine="H200")
+    loss = of(loss, direction="forward+backward", set="2026-11-30-release-c", ignored_share=0)
+    default = of(loss, provider="quack-searched").set_index("hidden_size")
+    assert default["status"].to_dict() == {2048: "wrong", 4096: "unavailable"}
+    wrong = re.search(r"error (\S+), allowed (\S+)", default["reason"][2048])
+    assert wrong and round(float(wrong[1]) / float(wrong[2]) - 1, 2) == 0.09
+    cut = of(loss, hidden_size=2048)
     cut = cut[cut["provider"].str.startswith("cut")].groupby("status")["provider"].nunique()
     assert cut.to_dict() == {"ok": 1, "wrong": 4}

@@ -89,7 +89,8 @@ SETTINGS = (
     ),
     Setting(
         "training", "bf16", "other families of models", "`apply_to(model)`",
-        "Hugging Face's; torch.compile has a mask", "llama",
+        "Hugging Face's; for Gemma 2 Liger with few chunks, for Phi-3 torch.compile without a mask "
+        "takes hardly longer", "llama",
         "experiment == 'families' and model != 'Llama-3.2-1B'", "fused", "huggingface",
         ("08_model", "Other families"), STEP,
     ),
