@@ -768,7 +768,7 @@ SAID = [
     ("09_learn", "The curve of one seed begins below a ten-thousandth, and training amplifies it "
      "until the losses of two right runs differ by a tenth or more", ["nvidia-h200"],
      training_amplifies_a_rounding),
-    ("08_model/llama", "there Liger is slower than Hugging Face", BOTH,
+    ("08_model/llama", "there Liger's default is slower than Hugging Face", BOTH,
      liger_slower_with_one_sequence),
     ("07_compilers", "in each training of open_llama_3b with equal lengths, on one H200 and "
      "on two, the patched model was faster uncompiled", ["nvidia-h200"], patched_faster_uncompiled),
@@ -1066,6 +1066,8 @@ SAID += [
     ("08_model/llama", "with DeepSpeed's defaults the patched model: each leads by less than an "
      "eighth, with ranges of its three steps apart from the others'", H200,
      lambda measured: first_by_an_eighth_at_most(measured, "offload", "fused")),
+    ("08_model/llama", "torch.compile without a mask is faster still (section 4)", H200,
+     lambda measured: faster_with_few_tokens(measured)),
     ("08_model/llama", "and the patched model still much faster", H100,
      lambda measured: one_sequence(measured, lambda times: times > 1.3)),
     ("08_model/llama", "From eight sequences on, more of them add less than a tenth to its speed",
