@@ -253,11 +253,13 @@ def test_a_text_is_filled_with_the_numbers_of_claims():
         numbers = {n: claim.numbers(n)["ours"] for n in ("H200", "H100")}
         assert say.filled(text) == f"{numbers['H200']} with ours, — with that"
         assert say.filled("{kernels/fp32-rates/ours}", "H100") == numbers["H100"] != numbers["H200"]
-        newest = [say.evaluate(f"kernels/{name}").decided("H200")[-1].rows
-                  for name in ("fp32-rates", "tf32")]  # fmt: skip
+        rates, ranged = (
+            say.evaluate(f"kernels/{n}").decided("H200") for n in ("fp32-rates", "tf32")
+        )
+        of_both = [answer.rows for answer in (rates[-1], *ranged)]  # a range is over all sets
         both = "{days}; {kernels/fp32-rates/ours}, {kernels/tf32/gain}"
         said = say.filled(both).partition("; ")[0]
-        assert said == origin.days(pd.concat(newest)) != ""
+        assert said == origin.days(pd.concat(of_both)) != origin.days(rates[-1].rows) != ""
         assert say.filled("{days}") == "—"
 
 

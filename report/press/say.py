@@ -271,7 +271,8 @@ def filled(words: str, machine: str = "") -> str:
     def number(match: re.Match[str]) -> str:
         topic, claim, value = match[1].split("/")
         it = evaluate(f"{topic}/{claim}")
-        rows.extend(answer.rows for answer in it.decided(machine or it.leading)[-1:])
+        over = slice(None) if it.unchanged else slice(-1, None)  # a range is over all sets
+        rows.extend(answer.rows for answer in it.decided(machine or it.leading)[over])
         return it.numbers(machine).get(value, MISSING)
 
     text = re.sub(r"\{([^{}]+/[^{}]+/[^{}]+)\}", number, words)
