@@ -24,7 +24,7 @@ def numbers() -> str:
         "memory**. They are **{llama/beside/time} as fast** as with {llama/beside/arm}\n(bf16, "
         "8,192 tokens). A step with AdamW is {llama/adamw/plain} as fast as Hugging Face's, and "
         "hardly faster than with\n{llama/adamw/who} ({llama/adamw/fastest}). Without checkpoints "
-        "{llama/limits/fused} sequences of 1,024 tokens fit, with Liger {llama/limits/liger},\n"
+        "{llama/limits/fused} sequences of 1,024 tokens fit. With Liger\n{llama/limits/liger} do, "
         "with Hugging Face {llama/limits/huggingface}; torch.compile was not tried. In fp32, at "
         'torch\'s default "highest", a large MLP is **{kernels/fp32-pair/liger} as fast**\n'
         "as Liger's, and on random data its error is smaller; in TF32 it has no lead.",
